@@ -11,7 +11,7 @@ import pytest
 
 from ferryman.net.compressed import DAMAGE_ERRORS, UnpackedStream
 
-REPORTS = Path(__file__).parents[1] / "steps" / "reports"
+REPORTS = Path(__file__).parents[1] / "steps" / "corpus" / "reports"
 
 ONE, TWO = gzip.compress(b"one\n", mtime=0), gzip.compress(b"two\n", mtime=0)
 NOISE = random.Random(1).randbytes(300_000)

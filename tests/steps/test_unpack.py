@@ -106,7 +106,7 @@ def test_paths_that_lead_out_are_refused(make: Callable[[Any], bytes], name: str
     assert [doc.raw for doc in found if not doc.refused] == [b"good"]
 
 
-REPORTS = Path(__file__).parent / "reports"
+REPORTS = Path(corpus.__file__).parent / "reports"
 
 
 def zip_of(raw_name: bytes, flags: int = 0, extra: bytes = b"") -> bytes:

