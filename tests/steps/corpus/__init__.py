@@ -108,16 +108,21 @@ def circle() -> bytes:
 
 
 def _pdf(bodies: list[bytes]) -> bytes:
-    out, places = io.BytesIO(b"%PDF-1.7\n"), []
+    return pdf_of(dict(enumerate(bodies, 1)), b" /Info 4 0 R" if len(bodies) > 2 else b"")
+
+
+def pdf_of(bodies: Mapping[int, bytes], trailer: bytes = b"") -> bytes:
+    """A PDF of objects by their numbers; the first one is its catalog."""
+    out = io.BytesIO(b"%PDF-1.7\n")
     out.seek(0, io.SEEK_END)
-    for number, body in enumerate(bodies, 1):
-        places.append(out.tell())
+    size = max(bodies) + 1
+    places = [b"%010d 65535 f \n" % 0] * size
+    for number, body in bodies.items():
+        places[number] = b"%010d 00000 n \n" % out.tell()
         out.write(b"%d 0 obj\n%s\nendobj\n" % (number, body))
     start = out.tell()
-    out.write(b"xref\n0 %d\n0000000000 65535 f \n" % (len(bodies) + 1))
-    out.writelines(b"%010d 00000 n \n" % place for place in places)
-    info = b" /Info 4 0 R" if len(bodies) > 2 else b""
-    out.write(b"trailer << /Size %d /Root 1 0 R%s >>\nstartxref\n%d\n%%%%EOF\n" % (len(bodies) + 1, info, start))
+    out.write(b"xref\n0 %d\n%s" % (size, b"".join(places)))
+    out.write(b"trailer << /Size %d /Root 1 0 R%s >>\nstartxref\n%d\n%%%%EOF\n" % (size, trailer, start))
     return out.getvalue()
 
 
