@@ -102,6 +102,8 @@ _READ_AS_TEXT: Final = frozenset({"text/plain", "text/html", "text/enriched", "t
 _REPORTS: Final = frozenset({"message/delivery-status", "message/disposition-notification", "message/feedback-report"})
 """Parts of reports, made of headers."""
 
+_MESSAGES: Final = frozenset({"message/rfc822", "message/global", "message/news"})
+
 _SHOWN: Final = ("image/", "audio/", "video/", "font/", "text/css", "text/javascript", "application/javascript")
 """Types of what a page or a mail shows or uses, and that is not text."""
 _SIGNATURES: Final = ("application/pgp-signature", "application/pkcs7-signature", "application/x-pkcs7-signature")
@@ -184,6 +186,8 @@ class _PartReader:
             self.texts.append(_headers_text(part))
         elif _is_text(part, is_body):
             self.texts.append(self._text(part, kind))
+        elif kind == "message/external-body":
+            self.unread.add("linked files")
         elif not _is_shown(part) and kind != "application/applefile":
             self._attach(part)
 
@@ -266,7 +270,8 @@ class _PartReader:
         raw, name = _bytes(part), str(_try_parse(part.get_filename) or "")
         if raw or name:
             charset = str(_try_parse(part.get_content_charset) or "")
-            self.attachments.append(Attachment(name, raw, part.get_content_type(), charset))
+            kind = MAIL.type if part.get_content_type() in _MESSAGES else part.get_content_type()
+            self.attachments.append(Attachment(name, raw, kind, charset))
 
 
 def fuller_text(plain: str, rich: str) -> str:
@@ -314,8 +319,8 @@ def _parts_of(part: Any) -> list[Any]:
 def _headers_text(part: Any) -> str:
     """Return the text of a report that is made of headers, such as why a mail was not delivered."""
     blocks = part.get_payload() if part.is_multipart() else []
-    lines = ("\n".join(_header_lines(block)) for block in blocks)
-    return "\n\n".join(line for line in lines if line) or decode(_bytes(part)).text
+    texts = (text for block in blocks for text in ("\n".join(_header_lines(block)), decode(_bytes(block)).text))
+    return "\n\n".join(text for text in texts if text.strip()) or decode(_bytes(part)).text
 
 
 def _header_lines(message: Any) -> Iterator[str]:
@@ -340,9 +345,8 @@ def _without_enrichment(text: str) -> str:
 
 def _bytes(part: Any) -> bytes:
     """Return a part's content, decoded from its transfer encoding; for an attached message, its bytes."""
-    if part.get_content_type() == "message/rfc822":
-        inner = part.get_payload()
-        return bytes(inner[0]) if isinstance(inner, list) and inner else b""
+    if part.get_content_maintype() == "message" and isinstance(inner := part.get_payload(), list):
+        return bytes(inner[0]) if inner else b""
     payload: Any = _try_parse(lambda: part.get_payload(decode=True))
     return payload if isinstance(payload, bytes) else b""
 
