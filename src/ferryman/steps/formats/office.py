@@ -101,7 +101,7 @@ def pptx(raw: bytes) -> Content:
         for each in package.relations(slide):
             if each.target not in package:
                 continue
-            if "notesslide" in each.target.lower():
+            if each.kind == "notesSlide" or "notesslide" in each.target.lower():
                 texts.append(_Part(package, each.target, unread).text())
             elif each.kind in ("comments", "comment"):
                 texts.append(_comments(package.xml(each.target)))
@@ -537,6 +537,7 @@ class Package:
     def __init__(self, raw: bytes) -> None:
         self._zip = zipfile.ZipFile(BytesIO(raw))
         self._infos = {_part_key(info.filename): info for info in self._zip.infolist()}
+        self.has_rooted_names = any(info.filename.startswith(("/", "\\")) for info in self._infos.values())
         unpacked = sum(info.file_size for info in self._infos.values())
         if unpacked > limits.EXTRACT_UNPACKED_BYTES:
             raise Unreadable(
@@ -762,12 +763,13 @@ _AMPERSAND: Final = "\ue000"
 
 def _beside_sheet(package: Package, sheet: str, unread: Unread) -> Iterator[str]:
     """Yield the texts of shapes and charts on a sheet, then its comments."""
-    relations = [each for each in package.relations(sheet) if each.target in package]
+    listed = package.relations(sheet)
+    if any(each.kind in _EMBEDDED for each in listed):
+        unread.add("embedded files")
+    relations = [each for each in listed if each.target in package]
     for each in relations:
         if each.kind in ("drawing", "chart"):
             yield from _Part(package, each.target, unread).drawing_blocks()
-        elif each.kind in _EMBEDDED:
-            unread.add("embedded files")
     threads = [each.target for each in relations if each.kind == "threadedComment"]
     for part in [*threads, *(each.target for each in relations if each.kind == "comments")]:
         for comment in package.xml(part).iter("{*}comment", "{*}threadedComment"):
@@ -788,7 +790,7 @@ def _for_calamine(package: Package, book: str, raw: bytes) -> bytes:
     moved = {each.target: expected[each.kind] for each in relations if each.kind in expected}
     moved = {old: new for old, new in {book: "xl/workbook.xml", **moved}.items() if _part_key(old) != new}
     is_plain = all(mark not in each.stated for each in relations for mark in ("..", "%", "\\"))
-    if not moved and is_plain and "_rels/.rels" in package:
+    if not moved and is_plain and "_rels/.rels" in package and not package.has_rooted_names:
         return raw
     from xml.sax.saxutils import quoteattr
 
