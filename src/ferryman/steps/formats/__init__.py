@@ -407,7 +407,7 @@ def _ole_kind(raw: bytes, ending: str) -> ContentKind:
         return MSG
     kinds = [kind for stream, kind in _STREAMS if stream.encode("utf-16-le") in raw]
     if not kinds:
-        return _OLE
+        return MSG if ending in ("msg", "oft") else _OLE
     return XLS if XLS in kinds and ending == "xls" and kinds[0] != _LOCKED else kinds[0]
 
 

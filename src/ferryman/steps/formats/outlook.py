@@ -11,7 +11,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
 from ferryman import limits
-from ferryman.steps.formats import MAIL, Attachment, Content, Unread, format_time, one_line
+from ferryman.steps.formats import MAIL, Attachment, Content, Unread, Unreadable, format_time, one_line
 from ferryman.steps.formats.charsets import decode
 from ferryman.steps.formats.mail import fuller_text
 from ferryman.steps.formats.markup import html
@@ -67,6 +67,8 @@ def msg(raw: bytes) -> Content:
 
     with olefile.OleFileIO(BytesIO(raw)) as ole:
         message = _Storage(ole, [], _HEADER_BYTES[""])
+        if not message.is_complete:
+            raise Unreadable("it has no properties: the file is broken. Save it again")
         unread = Unread()
         content = message.content(unread)
         content.parts = list(message.attachments(unread, limits.EXTRACT_DEPTH))
@@ -89,6 +91,10 @@ class _Storage:
         }
         self._values = self._read_values(header_bytes)
         self._code_page = code_page or self._find_code_page()
+
+    @property
+    def is_complete(self) -> bool:
+        return "__PROPERTIES_VERSION1.0" in self._streams
 
     def _read_values(self, header_bytes: int) -> dict[int, bytes]:
         """Return the properties of fixed size: their eight bytes each."""
@@ -190,7 +196,7 @@ class _Storage:
         path = self._streams[f"__SUBSTG1.0_{_DATA:04X}{_OBJECT}"]
         inner = _Storage(self._ole, path, _EMBEDDED_HEADER_BYTES)
         content = inner.content(unread)
-        message = EmailMessage(policy=default.clone(refold_source="none", max_line_length=None))
+        message = EmailMessage(policy=default)
         for header, field in (("Subject", "title"), ("From", "author"), ("To", "to")):
             if value := content.fields.get(field):
                 message[header] = value
