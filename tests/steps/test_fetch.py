@@ -16,7 +16,7 @@ import pytest
 
 from ferryman.document import Document
 from ferryman.errors import BadDocument, PermanentError, TransientError
-from ferryman.steps import fetch_url
+from ferryman.steps import extract_text, fetch_url
 
 
 class Site(BaseHTTPRequestHandler):
@@ -83,6 +83,10 @@ class Site(BaseHTTPRequestHandler):
     def do_gzip(self) -> None:
         self.answer(gzip.compress(b"packed"), content_encoding="gzip")
 
+    def do_charset(self, label: str) -> None:
+        page = '<meta charset="iso-8859-1"><p>Паром отходит'
+        self.answer(page.encode("koi8-r"), content_type=f'text/html; version=1; Charset = "{label}"')
+
     def do_broken(self) -> None:
         self.answer(b"half", more=4)
         self.close_connection = True
@@ -145,6 +149,15 @@ def test_an_empty_answer_is_empty_content(at: str) -> None:
 def test_what_is_packed_is_unpacked(at: str) -> None:
     """Content is what the server means, not how it was sent."""
     assert fetched(f"{at}/gzip") == b"packed"
+
+
+@pytest.mark.parametrize(("field", "charset"), [(None, "koi8-r"), ("cp1251", "cp1251")])
+def test_the_encoding_that_http_states_is_a_field(at: str, field: str | None, charset: str) -> None:
+    """So that ``extract_text`` decodes by it, whatever the page says; one that the document has is kept."""
+    doc = fetch_url("link")(Document("a.html", link=f"{at}/charset/KOI8-R", charset=field))
+    assert doc["charset"] == charset
+    extract_text()(doc)
+    assert (doc.text() == "Паром отходит") == (charset == "koi8-r")
 
 
 def test_a_connection_is_used_again(at: str) -> None:

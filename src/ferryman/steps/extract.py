@@ -36,7 +36,6 @@ _LIBRARIES: Final = (
     "olefile",
     "pypdfium2",
     "python_calamine",
-    "striprtf",
     "webencodings",
 )
 

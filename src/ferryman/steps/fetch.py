@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from urllib3.exceptions import HTTPError
     from urllib3.util import Url
 
+_CHARSET: Final = re.compile(r";[ \t]*+charset[ \t]*+=[ \t]*+[\"']?([\w.:+-]{1,40})", re.IGNORECASE | re.ASCII)
 _PIECE_BYTES: Final = 64 * limits.KIB
 
 
@@ -32,7 +34,8 @@ class fetch_url:
     """Get what a URL leads to; the bytes become the document's ``raw``.
 
     ``fetch_url("link")`` asks for the URL in the field ``link`` and keeps the field. A document without the field is
-    left unchanged.
+    left unchanged. If the answer states a character encoding, it becomes the field ``charset``, unless there is one:
+    ``extract_text`` decodes by it.
 
     It only reads (``GET``). Only ``http`` and ``https`` are asked for; certificates are checked by the system's
     authorities; a proxy is not used. A user and password in the URL are sent as Basic authentication, and appear in no
@@ -91,6 +94,10 @@ class fetch_url:
                 target = answer.get_redirect_location()
                 if not target:
                     doc.raw = self._content(answer, url, deadline)
+                    if doc.get("charset") is None and (
+                        stated := _CHARSET.search(answer.headers.get("content-type", ""))
+                    ):
+                        doc["charset"] = stated[1].lower()
                     return doc
             url = self._parse_allowed(target, f"{doc.id}: {net.redact(url.url)} redirects to", url.url)
         raise PermanentError(

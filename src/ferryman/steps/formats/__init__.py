@@ -17,7 +17,7 @@ from io import BytesIO
 from typing import Any, Final, NamedTuple
 
 from ferryman.errors import DeliveryError
-from ferryman.steps.formats.charsets import is_narrow_text, wide_encoding
+from ferryman.steps.formats.charsets import decode, is_narrow_text, wide_encoding
 
 # Results of readers: text, fields, and parts that become documents of their own.
 
@@ -150,7 +150,7 @@ ODS: Final = ContentKind(_ODF + "spreadsheet", "ODS", "office.odf")
 EPUB: Final = ContentKind("application/epub+zip", "EPUB", "markup.epub")
 HTML: Final = ContentKind("text/html", "HTML", "markup.html")
 XML: Final = ContentKind("application/xml", "XML", "markup.xml")
-RTF: Final = ContentKind("application/rtf", "RTF", "plain.rtf")
+RTF: Final = ContentKind("application/rtf", "RTF", "rtf.rtf")
 MARKDOWN: Final = ContentKind("text/markdown", "Markdown", "plain.markdown")
 MAIL: Final = ContentKind("message/rfc822", "e-mail", "mail.mail")
 MBOX: Final = ContentKind("application/mbox", "mailbox", "mail.mbox")
@@ -259,13 +259,22 @@ _BY_ENDING: Final = {
 _HEAD_BYTES: Final = 4096
 """First bytes inspected to detect the kind of a text."""
 
+_PDF_MAGIC: Final = b"%PDF-"
 _PDF_BYTES: Final = 1024
 """First bytes that must contain the mark of a PDF, which its readers do not demand at the very beginning."""
+_PDF_OBJECT: Final = re.compile(rb"(?<!\d)\d{1,10}[ \t\r\n\f\0]{1,9}\d{1,5}[ \t\r\n\f\0]{1,9}obj\b")
+"""Beginning of an object, of which every PDF has some. A text that only mentions the mark has none."""
+
+_RTF_MAGIC: Final = b"{\\rtf"
+_RTF: Final = re.compile(rb"\{\\rtf\d{0,3}\s*+[\\{]")
+_ENDS_BYTES: Final = 64
+"""Last bytes of an RTF file that must contain its closing brace; NULs and blanks may follow it."""
 
 _TAR_MAGIC: Final = slice(257, 262)
+_TAR_HEADER: Final = slice(0, 512)
 
 _HTML: Final = re.compile(
-    rb"(?:\s|<!--.*?-->|<\?xml[^>]*\?>)*<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
+    rb"(?:\s++|<!--.*?-->|<\?xml[^>]*+>)*+<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
 )
 _HEADER: Final = re.compile(
     rb"(?:From|To|Received|Return-Path|Message-ID|MIME-Version|Date|Subject|Delivered-To|X-[\w-]+|Content-Type):",
@@ -280,7 +289,10 @@ MAILBOX_LINE: Final = re.compile(
 )
 """Line before each message of a mailbox, and where it stands: after a blank line, before a header."""
 
-_TEXT_BOMS: Final = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
+_UTF8_BOM: Final = b"\xef\xbb\xbf"
+_WIDE_BOMS: Final = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
+_LEADING_NULS: Final = re.compile(rb"\0*+")
+"""NULs before a log's first line, where a rotation has cut it while it was written."""
 
 
 _PACKED: Final = (".gz", ".bz2", ".xz", ".zst")
@@ -288,7 +300,7 @@ _PACKED: Final = (".gz", ".bz2", ".xz", ".zst")
 
 _TROFF_ENDING: Final = re.compile(r"\d[a-z]{0,8}|man|mdoc|ms|me|mom|troff|roff|t|tr")
 _MANUAL: Final = re.compile(
-    rb"(?:[.'](?:\\?[\"#].*|[ \t]*)?\r?\n|\r?\n)*"
+    rb"(?:(?:[.'](?:\\?[\"#][^\n]*+|[ \t\r]*+))?+\r?+\n)*+"
     rb"[.'][ \t]*(?:TH[ \t]+\S|Dd\b|Dt[ \t]+\S|so[ \t]+\S+\s*\Z)"
 )
 """Beginning of a manual page, after its comments."""
@@ -307,36 +319,69 @@ def kind_of(raw: bytes, name: str = "") -> ContentKind:
     for packed in _PACKED:
         name = name.removesuffix(packed)
     head, ending = raw[:_HEAD_BYTES], name.rpartition(".")[2]
-    if b"%PDF-" in head[:_PDF_BYTES]:
+    if _is_pdf(raw, ending):
         return PDF
     if head.startswith(_ZIP_MAGIC):
         return _zip_kind(raw, ending)
     if head.startswith(_OLE_MAGIC):
         return _ole_kind(raw, ending)
-    if head.lstrip().startswith(b"{\\rtf"):
+    if _is_rtf(raw, ending):
         return RTF
-    for magic, kind in _MAGIC:
-        if head.startswith(magic):
+    for magic, kind in _MAGIC:  # those of letters and digits may begin a text, too
+        if head.startswith(magic) and not (magic.isalnum() and is_narrow_text(head)):
             return kind
-    if head[_TAR_MAGIC] == b"ustar":
+    if head[_TAR_MAGIC] == b"ustar" and b"\0" in head[_TAR_HEADER]:
         return TAR
     if MAILBOX_LINE.match(head):
         is_mailbox = ending in ("mbox", "mbx") or MAILBOX_LINE.search(raw, 1)
         return MBOX if is_mailbox else MAIL
-    return _text_kind(head, ending)
+    text = _text_head(raw)
+    return UNKNOWN if text is None else _text_kind(text, ending)
+
+
+def _is_pdf(raw: bytes, ending: str) -> bool:
+    """Return whether content is a PDF, and not a text about PDFs: the mark can be typed."""
+    at = raw.find(_PDF_MAGIC, 0, _PDF_BYTES)
+    if at < 0:
+        return False
+    before = raw[:at]
+    if not before.removeprefix(_UTF8_BOM).strip():
+        return ending == "pdf" or not is_narrow_text(raw[:_HEAD_BYTES]) or _PDF_OBJECT.search(raw) is not None
+    if ending in _BY_ENDING or (is_narrow_text(before) and not before.endswith((b"\n", b"\r"))):
+        return False
+    return _PDF_OBJECT.search(raw) is not None
+
+
+def _is_rtf(raw: bytes, ending: str) -> bool:
+    """Return whether content is RTF, and not a text about RTF."""
+    head = raw[:_HEAD_BYTES].removeprefix(_UTF8_BOM).lstrip()
+    if not head.startswith(_RTF_MAGIC):
+        return False
+    is_closed = raw[-_ENDS_BYTES:].rstrip(b"\0 \t\r\n\x1a").endswith(b"}")
+    return is_closed or ending == "rtf" or (ending not in _BY_ENDING and _RTF.match(head) is not None)
+
+
+def _text_head(raw: bytes) -> bytes | None:
+    """Return the first bytes of a text, as UTF-8 if it is in UTF-16 or UTF-32; None if it is not text."""
+    head = raw[:_HEAD_BYTES]
+    if b"\0" not in head:
+        return head.removeprefix(_UTF8_BOM)
+    if head.startswith(_WIDE_BOMS) or wide_encoding(head):
+        return decode(head).text.encode("utf-8", "replace")
+    start = _LEADING_NULS.match(raw).end()  # type: ignore[union-attr]
+    head = raw[start : start + _HEAD_BYTES]
+    return head if is_narrow_text(head) else None
 
 
 def _text_kind(head: bytes, ending: str) -> ContentKind:
-    if b"\0" in head and not head.startswith(_TEXT_BOMS) and not wide_encoding(head) and not is_narrow_text(head):
-        return UNKNOWN
-    hint = _BY_ENDING.get(ending)
     if _HTML.match(head):
         return HTML
+    hint = _BY_ENDING.get(ending)
     if hint is not None:
         return hint
     if _MANUAL.match(head) or (head[:1] in b".'" and _TROFF_ENDING.fullmatch(ending) and _REQUEST.search(head)):
         return TROFF
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<?xml"):
+    if head.lstrip().startswith(b"<?xml"):
         return XML
     lines = head.split(b"\n\n" if b"\r\n\r\n" not in head else b"\r\n\r\n")[0].splitlines()
     if sum(1 for line in lines if _HEADER.match(line)) >= _HEADERS and _HEADER.match(lines[0]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
+from collections import Counter
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -67,6 +68,8 @@ _NUL_RUN: Final = re.compile(rb"\0{16,}+")
 _MOST_NUL_RUNS: Final = 3
 _CONTROLS: Final = bytes({*range(1, 0x20), 0x7F} - set(b"\b\t\n\f\r\x1a\x1b"))
 _BLANKS: Final = "\t\n\r \u3000"
+_EAST_ASIAN: Final = -1
+_ONE_SCRIPT: Final = 0.8
 _ODD_CATEGORIES: Final = frozenset({"Cc", "Cn", "Co", "Cs"})
 
 _NEARLY: Final = 4
@@ -158,13 +161,26 @@ def wide_encoding(raw: bytes) -> str:
             text = codecs.getincrementaldecoder(encoding)().decode(whole)  # its last character may be cut
         except UnicodeDecodeError:
             continue
-        characters = set(text)
-        if not text or any(unicodedata.category(c) in _ODD_CATEGORIES and c not in "\t\n\r\f" for c in characters):
+        if not _is_prose(text):
             continue
         blanks = sum(map(text.count, _BLANKS)) + sum(c.isascii() for c in text)
         if blanks > most:
             best, most = encoding, blanks
     return best
+
+
+def _is_prose(text: str) -> bool:
+    """Return whether text is of one script, besides Latin letters and punctuation. Binary data mixes all of them."""
+    scripts: Counter[int] = Counter()
+    for character in set(text):
+        if unicodedata.category(character) in _ODD_CATEGORIES and character not in "\t\n\r\f":
+            return False
+        code = ord(character)
+        if 0x2E80 <= code < 0xD800 or 0xFF00 <= code < 0xFFF0 or code >= 0x20000:
+            scripts[_EAST_ASIAN] += text.count(character)
+        elif code >= 0x100 and not 0x2000 <= code < 0x2E00:
+            scripts[code >> 8] += text.count(character)
+    return bool(text) and max(scripts.values(), default=0) >= _ONE_SCRIPT * scripts.total()
 
 
 def is_narrow_text(sample: bytes) -> bool:

@@ -15,7 +15,7 @@ from ferryman.steps.formats import MAIL, Attachment, Content, Unread, Unreadable
 from ferryman.steps.formats.charsets import decode
 from ferryman.steps.formats.mail import fuller_text
 from ferryman.steps.formats.markup import html
-from ferryman.steps.formats.plain import rtf
+from ferryman.steps.formats.rtf import rtf
 
 if TYPE_CHECKING:
     from olefile import OleFileIO
