@@ -16,6 +16,8 @@ from ferryman.steps.fields import StepWithDefaults, unique_keys
 from ferryman.steps.formats import (
     DECODED,
     MAIL,
+    TAR,
+    ZIP,
     Attachment,
     Content,
     ContentKind,
@@ -44,9 +46,10 @@ _LIBRARIES: Final = (
 class extract_text(StepWithDefaults):
     """Read the text out of a document; the text, as UTF-8, takes the place of its ``raw``.
 
-    PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, HTML, EPUB, RTF, Markdown, e-mail, XML, manual pages (troff) and
-    plain text. What it is is told by its bytes; the ending of its name counts only among kinds of text. Paragraphs are
-    apart by a blank line, rows of a table are lines, with tabs between cells. Markdown and plain text stay as they are.
+    PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, HTML, EPUB, RTF, Markdown, e-mail, mailboxes, messages of Outlook,
+    XML, manual pages (troff) and plain text. What it is is told by its bytes; the ending of its name counts only among
+    kinds of text. Paragraphs are apart by a blank line, rows of a table are lines, with tabs between cells. Markdown
+    and plain text stay as they are.
 
     >>> doc = extract_text()(Document("a.html", raw=b"<title>Henry V</title><p>O for a Muse of fire"))
     >>> doc.raw, doc["title"], doc["content_type"]
@@ -56,14 +59,16 @@ class extract_text(StepWithDefaults):
     ``title``, ``author`` (several with "; "), ``created`` and ``modified`` (ISO 8601), ``language`` (ISO 639-1, found
     by the words; of a short text what the document says), ``pages`` (of a PDF; slides, sheets), ``charset`` (of text,
     HTML, XML), ``replaced_characters`` (how many U+FFFD stand for bytes that this encoding does not have), ``to`` (of
-    a mail), ``file_name`` (of an attachment).
+    a mail), ``file_name`` (of an attachment), ``messages`` (of a mailbox), ``unread`` (what the document has and its
+    text has not, such as ``["comments"]``: the reference of text lists what there is), ``unread_pages`` (of a PDF).
 
     Text is decoded by its byte order mark, else by the encoding that the field ``charset`` (which ``fetch_url`` sets),
     a mail's part or the page itself declares, in this order, by the names of the web. Only text that declares none is
     guessed.
 
-    A mail's attachments are children of it, keyed by their file names, and read likewise; a mail in a mail has children
-    of its own. An attachment that cannot be read is refused (ERROR_DOC), its mail and the others go on.
+    A mail's attachments, the files embedded in a PDF and the messages of a mailbox are children, keyed by their file
+    names, and read likewise; a mail in a mail has children of its own. An attachment that cannot be read is refused
+    (ERROR_DOC), its mail and the others go on.
 
     A document without ``raw`` goes on as it is. ``Plan.step("text", extract_text)`` is ``extract_text()``. Needs
     ``pip install 'ferryman[extract]'``. A reader that takes too long is stopped by the step's ``timeout=``; one that
@@ -72,9 +77,10 @@ class extract_text(StepWithDefaults):
     Args:
         max_bytes: largest content that is taken (bytes).
         max_text_bytes: longest text that is taken from one (bytes of UTF-8).
-        depth: how deep mails are read in mails; 0: attachments are left out.
+        depth: how deep mails are read in mails; 0: attachments are left out, and named in ``unread``.
         unknown: what to do with content of any other kind (pictures, archives, empty files are refused in any
-            case): "refuse" it (ERROR_DOC), "drop" it (DROPPED, attachments are left out), or let it "pass" as it is.
+            case): "refuse" it (ERROR_DOC), "drop" it (DROPPED; attachments are left out, and named in ``unread``), or
+            let it "pass" as it is.
         languages: ISO 639-1 codes of those that may be found, none: any; None: the language is not looked for.
         prefix: put before the names of the fields.
 
@@ -115,6 +121,9 @@ class extract_text(StepWithDefaults):
             if self.unknown == "drop":
                 raise Dropped(f"it is {kind.label}, of which no text is read")
             return doc
+        if kind in (ZIP, TAR) and doc.parent_id:
+            depth = doc.id.count("#")
+            kind = kind._replace(advice=f"It is nested deeper than depth={depth}: steps.unpack(depth={depth + 1})")
         declared = doc.get("charset")
         parts = self._read(doc, doc.raw, kind, declared if isinstance(declared, str) else "")
         children = list(self._attachment_documents(doc, parts, self.depth))
@@ -181,7 +190,10 @@ class extract_text(StepWithDefaults):
         for part, key in zip(parts, unique_keys(part.name for part in parts), strict=True):
             kind = MAIL if part.type == MAIL.type else kind_of(part.raw, part.name)
             if not kind.reader and part.raw and self.unknown == "drop":
+                self._note_left_out(doc, parts)
                 continue
+            if kind in (ZIP, TAR):
+                kind = kind._replace(advice="Attach the files in it")
             child = doc.child(key, raw=part.raw)
             if part.name:
                 child[f"{self.prefix}file_name"] = part.name
@@ -195,7 +207,7 @@ class extract_text(StepWithDefaults):
             yield from self._attachment_documents(child, attachments, depth - 1)
 
     def _note_left_out(self, doc: Document, parts: list[Attachment]) -> None:
-        """Name the attachments of a document that ``depth`` leaves out as unread, so that somebody can find out."""
+        """Name attachments of a document that are left out as unread, so that somebody can find out."""
         name = self.prefix + "unread"
         if parts and isinstance(unread := doc.get(name) or [], list):
             doc[name] = list(dict.fromkeys([*unread, "attachments"]))

@@ -220,16 +220,17 @@ _TYPES_BYTES: Final = 8 << 20
 """Longest list of content types that is inspected: an Office file has some thousand parts at most."""
 
 _PACKAGES: Final = (DOCX, PPTX, XLSX, XLSB, ODT, ODP, ODS, EPUB)
+_UNPACK: Final = "If it is a compressed tar archive, unpack it with steps.unpack() before"
 _MAGIC: Final = (
     (b"\x89PNG\r\n\x1a\n", ContentKind("image/png", "a PNG picture")),
     (b"\xff\xd8\xff", ContentKind("image/jpeg", "a JPEG picture")),
     (b"GIF8", ContentKind("image/gif", "a GIF picture")),
     (b"II*\0", ContentKind("image/tiff", "a TIFF picture")),
     (b"MM\0*", ContentKind("image/tiff", "a TIFF picture")),
-    (b"\x1f\x8b", ContentKind("application/gzip", "gzip-compressed data")),
-    (b"BZh", ContentKind("application/x-bzip2", "bzip2-compressed data")),
-    (b"\xfd7zXZ\0", ContentKind("application/x-xz", "xz-compressed data")),
-    (b"\x28\xb5\x2f\xfd", ContentKind("application/zstd", "zstd-compressed data")),
+    (b"\x1f\x8b", ContentKind("application/gzip", "gzip-compressed data", advice=_UNPACK)),
+    (b"BZh", ContentKind("application/x-bzip2", "bzip2-compressed data", advice=_UNPACK)),
+    (b"\xfd7zXZ\0", ContentKind("application/x-xz", "xz-compressed data", advice=_UNPACK)),
+    (b"\x28\xb5\x2f\xfd", ContentKind("application/zstd", "zstd-compressed data", advice=_UNPACK)),
     (b"7z\xbc\xaf\x27\x1c", ContentKind("application/x-7z-compressed", "a 7z archive")),
     (b"Rar!\x1a\x07", ContentKind("application/vnd.rar", "a rar archive")),
     (b"\x7fELF", ContentKind("application/x-elf", "a program")),
