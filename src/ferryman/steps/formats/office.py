@@ -71,14 +71,14 @@ def docx(raw: bytes, depth: int = 0) -> Content:
     main = _main_part(package, *stated, "word/document.xml")
     if not main:
         raise Unreadable("it has no main part: the file is broken. Save it again")
-    text = _Part(package, main, unread, depth).text()
+    text = _OfficePart(package, main, unread, depth).text()
     beside = []
     for kind in _BESIDE:
         found = [each.target for each in package.relations(main) if each.kind == kind]
         found += [part for part, type_ in types.items() if type_.endswith(f".{kind}+xml")]
         for part in _each_once(found):
             if part in package:
-                beside.append(_Part(package, part, unread, depth).text())
+                beside.append(_OfficePart(package, part, unread, depth).text())
             else:
                 unread.add(kind if kind.endswith("s") else f"{kind}s")
     return _office_content(package, [text, *_each_once(beside)], unread)
@@ -97,18 +97,18 @@ def pptx(raw: bytes) -> Content:
         if slide not in package:
             unread.add("slides")
             continue
-        texts.append(_Part(package, slide, unread).text())
+        texts.append(_OfficePart(package, slide, unread).text())
         for each in package.relations(slide):
             if each.target not in package:
                 continue
             if each.kind == "notesSlide" or "notesslide" in each.target.lower():
-                texts.append(_Part(package, each.target, unread).text())
+                texts.append(_OfficePart(package, each.target, unread).text())
             elif each.kind in ("comments", "comment"):
                 texts.append(_comments(package.xml(each.target)))
             elif each.kind == "slideLayout":
                 masters.append(each.target)
                 masters += [up.target for up in package.relations(each.target) if up.kind == "slideMaster"]
-    texts += [_Part(package, part, unread).fixed_text() for part in _each_once(masters) if part in package]
+    texts += [_OfficePart(package, part, unread).fixed_text() for part in _each_once(masters) if part in package]
     return _office_content(package, texts, unread, pages=len(slides))
 
 
@@ -164,7 +164,7 @@ def in_row(text: str) -> str:
     return _LINE_ENDS.sub(" ", text).strip()
 
 
-class _Part:
+class _OfficePart:
     """The text of one part of a package, with the parts that it inserts where they are inserted.
 
     Args:
@@ -231,7 +231,7 @@ class _Part:
         elif kind == "altChunk":
             yield from self._inserted_document(relation.target, what)
         else:
-            part = _Part(self._package, relation.target, self._unread, self._depth + 1)
+            part = _OfficePart(self._package, relation.target, self._unread, self._depth + 1)
             yield from part.drawing_blocks()
 
     def drawing_blocks(self) -> Iterator[str]:
@@ -380,7 +380,7 @@ def _used_masters(root: _Element) -> set[str]:
     return names | {"Default", "Standard"}
 
 
-class _OdfPart(_Part):
+class _OdfPart(_OfficePart):
     """The text of a part of an OpenDocument file."""
 
     is_odf = True
@@ -769,7 +769,7 @@ def _beside_sheet(package: Package, sheet: str, unread: Unread) -> Iterator[str]
     relations = [each for each in listed if each.target in package]
     for each in relations:
         if each.kind in ("drawing", "chart"):
-            yield from _Part(package, each.target, unread).drawing_blocks()
+            yield from _OfficePart(package, each.target, unread).drawing_blocks()
     threads = [each.target for each in relations if each.kind == "threadedComment"]
     for part in [*threads, *(each.target for each in relations if each.kind == "comments")]:
         for comment in package.xml(part).iter("{*}comment", "{*}threadedComment"):
