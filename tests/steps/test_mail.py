@@ -342,3 +342,33 @@ def test_mails_that_python_makes() -> None:
     made.add_attachment("notes", filename="notes.txt")
     doc, notes = read(made.as_bytes())
     assert (doc.text(), notes.text()) == (FERRY, "notes\n")
+
+
+# -- bytes that are made to take long --------------------------------------------------------------
+
+MEGABYTE = 1_000_000
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "From " + "Mon " * 50 + "2" * 100,
+        "From " + " " * 200,
+        "--" + "a" * 199,
+        "--a" + " " * 300,
+        "=?utf-8?q?",
+        "<param>",
+        "<<param><" + "a" * 59,
+        ">" * 999,
+        "<",
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\n\n", ""])
+def test_bytes_that_are_made_to_take_long(line: str, end: str) -> None:
+    """A megabyte of the beginnings of what a mail is searched for takes no longer than any other megabyte."""
+    body = (line + end) * (MEGABYTE // len(line + end))
+    assert kind_of(body.encode(), "m.eml") == MAIL
+    mbox(body.encode())
+    for kind in ("multipart/mixed", "text/enriched", "text/plain"):
+        assert mail(message(part(kind, body))).fields["title"] == "trip"

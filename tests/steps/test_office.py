@@ -668,3 +668,13 @@ def test_objects_in_a_text_are_named() -> None:
     """A chart or a formula is a document of its own in it."""
     body = "<office:text><text:p>One<draw:frame><draw:object/></draw:frame></text:p></office:text>"
     assert content_of(odf(ODT, body)).fields["unread"] == ["embedded files"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("piece", ["<row ", '<row r="', "<oddHeader ", "<oddHeader>", "<a:", "<", '&amp;"', "_x00"])
+def test_sheets_that_are_made_to_take_long(piece: str) -> None:
+    """A megabyte of the beginnings of what a sheet is searched for takes no longer than any other megabyte."""
+    bad = piece * (1_000_000 // len(piece))
+    assert content_of(xlsx(after=bad + "<")).text.startswith("One\n7")
+    header = f"<headerFooter><oddHeader>{bad.replace('<', '&lt;')}</oddHeader></headerFooter>"
+    assert content_of(xlsx(after=header)).text.startswith("One\n7")

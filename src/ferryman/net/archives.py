@@ -172,11 +172,13 @@ def _zip_name(info: zipfile.ZipInfo, names: str) -> str:
 
 def _unicode_path(extra: bytes, name: bytes) -> str:
     """Return the name in a member's extra fields that is meant for this name; "" if there is none."""
-    while len(extra) >= 4:
-        kind, size = struct.unpack_from("<HH", extra)
-        data, extra = extra[4 : 4 + size], extra[4 + size :]
+    at = 0
+    while at + 4 <= len(extra):
+        kind, size = struct.unpack_from("<HH", extra, at)
+        data = extra[at + 4 : at + 4 + size]
         if kind == _UNICODE_PATH and data[:1] == b"\1" and data[1:5] == struct.pack("<I", crc32(name)):
             return data[5:].decode("utf-8", "ignore")
+        at += 4 + size
     return ""
 
 

@@ -286,7 +286,8 @@ _HEADERS: Final = 3
 
 MAILBOX_LINE: Final = re.compile(
     rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))"
-    rb"From [^\r\n]{0,200} (?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [^\r\n]{0,100}[0-9]{4}[^\r\n]{0,20}\r?\n(?=[!-9;-~]+:)"
+    rb"From (?>[^\r\n]{0,200}? (?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )(?=[^\r\n]{0,100}?[0-9]{4})[^\r\n]{0,150}+\r?\n"
+    rb"(?=[!-9;-~]{1,80}:)"
 )
 """Line before each message of a mailbox, and where it stands: after a blank line, before a header."""
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from email.message import EmailMessage
 from email.policy import EmailPolicy
+from itertools import pairwise
 from typing import Any, Final
 
 from ferryman import limits
@@ -114,7 +115,7 @@ _FULLER: Final = 2
 """How many times as many words an alternative must have for its plain text to be a stub."""
 
 _LOST_BOUNDARY: Final = re.compile(
-    rb"^--([^\s\"\\][^\r\n\"\\]{0,199}?)[ \t]*\r?\n(?=Content-[\w-]{1,50}:|\r?\n)", re.MULTILINE | re.IGNORECASE
+    rb"^--([^\s\"\\][^\r\n\"\\]{0,199}?)[ \t]{0,99}\r?\n(?=Content-[\w-]{1,50}:|\r?\n)", re.MULTILINE | re.IGNORECASE
 )
 """Line between parts of a mail whose header states another one, or none."""
 
@@ -143,7 +144,7 @@ def mbox(raw: bytes) -> Content:
     if len(starts) > limits.UNPACK_MEMBERS:
         raise Unreadable(f"it has {len(starts)} messages, more than {limits.UNPACK_MEMBERS}. Split it")
     messages = []
-    for start, end in zip(starts, [*starts[1:], len(raw)], strict=True):
+    for start, end in pairwise([*starts, len(raw)]):
         message = raw[raw.index(b"\n", start) + 1 : end]
         messages.append(Attachment("", _QUOTED_LINE.sub(rb"\1", message), MAIL.type))
     return Content("", {"messages": len(messages)}, messages)

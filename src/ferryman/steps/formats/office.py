@@ -537,6 +537,7 @@ class Package:
     def __init__(self, raw: bytes) -> None:
         self._zip = zipfile.ZipFile(BytesIO(raw))
         self._infos = {_part_key(info.filename): info for info in self._zip.infolist()}
+        self._relations: dict[str, list[Relation]] = {}
         self.has_rooted_names = any(info.filename.startswith(("/", "\\")) for info in self._infos.values())
         unpacked = sum(info.file_size for info in self._infos.values())
         if unpacked > limits.EXTRACT_UNPACKED_BYTES:
@@ -576,6 +577,11 @@ class Package:
 
     def relations(self, part: str) -> list[Relation]:
         """Return what a part of an Office file refers to inside the package; "" is the package itself."""
+        if part not in self._relations:
+            self._relations[part] = self._read_relations(part)
+        return self._relations[part]
+
+    def _read_relations(self, part: str) -> list[Relation]:
         folder, name = posixpath.split(part)
         rels = f"{folder}/_rels/{name}.rels".lstrip("/")
         if rels not in self:
@@ -631,7 +637,7 @@ def local_name(element: _Element) -> str:
 
 # Spreadsheets: XLSX, XLSB and XLS, read by calamine.
 
-_LAST_ROW: Final = re.compile(rb'<(?:\w+:)?row\b[^>]*?\br="(\d{1,9})"')
+_LAST_ROW: Final = re.compile(rb'<(?:\w+:)?row\b[^<>]*?\br="(\d{1,9})"')
 _COLUMN: Final = re.compile(rb'\br="([A-Z]{1,3})\d')
 _COLUMNS: Final = 16_384
 """Columns of a sheet, at most."""
@@ -737,7 +743,7 @@ def _workbook(raw: bytes, unread: Unread, beside: Mapping[str, list[str]]) -> Co
     return Content("\n\n".join(blocks), {"pages": len(book.sheet_names)} | unread.fields)
 
 
-_SHEET_MARGIN: Final = re.compile(rb"<(?:\w+:)?(?:odd|even|first)(?:Header|Footer)(?:\s[^>]*)?>([^<]*)<")
+_SHEET_MARGIN: Final = re.compile(rb"<(?:\w+:)?(?:odd|even|first)(?:Header|Footer)(?:\s[^<>]*)?>([^<]*)<")
 _MARGIN_CODE: Final = re.compile(r'&(?:"[^"]*"|K[0-9A-Fa-f]{6}|[0-9]{1,3}|[A-Za-z+-])')
 """Code in the header of a sheet: a font, a colour, a size, a position, or a field."""
 
