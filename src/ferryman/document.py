@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextvars import ContextVar
 from copy import deepcopy
@@ -67,13 +68,15 @@ class Document(MutableMapping[str, Any]):
             with these words, at every destination below the step; the rest of its family goes on.
         only_if_changed: a step sets it on a child that need not be sent again with a new version of its origin where a
             destination has it with the same fields and raw. False: it is sent with each version.
+        outline: level (from 1) and line of each heading in ``raw``, in their order, where ``extract_text`` has taken
+            them out of markup; ``split_text`` cuts there.
         previous: in the function of a keyed node: what it was given of this document before under the same key, as a
             dict of fields; None: nothing, or the document comes from a log.
     """
 
     __slots__ = (
-        "_again", "_children", "_fields", "id", "only_if_changed", "operation", "origin_id", "parent_id", "previous",
-        "raw", "refused", "version",
+        "_again", "_children", "_fields", "id", "only_if_changed", "operation", "origin_id", "outline", "parent_id",
+        "previous", "raw", "refused", "version",
     )  # fmt: skip
 
     def __init__(self, id: str, /, *, raw: bytes | None = None, **fields: Any) -> None:
@@ -85,6 +88,7 @@ class Document(MutableMapping[str, Any]):
         self.operation: Operation = "upsert"
         self.refused: str | Unsupported | None = None
         self.only_if_changed = False
+        self.outline: tuple[tuple[int, str], ...] = ()
         self.previous: dict[str, Any] | None = None
         self._again: RereadRequest | None = None
         self._children = 0
@@ -101,6 +105,7 @@ class Document(MutableMapping[str, Any]):
         doc.operation = "upsert"
         doc.refused = None
         doc.only_if_changed = False
+        doc.outline = ()
         doc.previous = None
         doc._again = None
         doc._children = 0
@@ -199,6 +204,7 @@ class Document(MutableMapping[str, Any]):
         copy.operation = self.operation
         copy.refused = self.refused
         copy.only_if_changed = self.only_if_changed
+        copy.outline = self.outline
         copy.previous = self.previous
         copy._again = self._again
         copy._children = self._children
@@ -411,9 +417,25 @@ def decode_json(text: bytes | str) -> Any:
         value = msgspec.json.decode(text)
     except RecursionError:
         raise ValueError(f"it {_TOO_DEEP}") from None
+    except ValueError as e:
+        raise ValueError(json_error(text, e)) from None
     if why := json_problem(value):
         raise ValueError(f"it {why}")
     return value
+
+
+def json_error(text: bytes | str, error: Exception) -> str:
+    """Return why text could not be decoded as JSON: in the decoder's words, unless they mislead.
+
+    Of an escape without its other half it says that the input was cut off.
+    """
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False).encode()
+    except UnicodeEncodeError as e:
+        return f"{_HALF_CHARACTER}: \\u{ord(e.object[e.start]):04x} stands alone. Write both halves, or neither"
+    except (ValueError, RecursionError):
+        pass
+    return str(error)
 
 
 def json_problem(value: Any, levels: int = limits.NESTED) -> str:
@@ -466,6 +488,11 @@ def _encoding_error(fields: dict[str, Any], error: Exception) -> BadDocument:
             _encode({name: value})
         except RecursionError:
             return BadDocument(f"field {safe_repr(name)} {_TOO_DEEP}. Set it to something flatter in a step.")
+        except UnicodeEncodeError:
+            return BadDocument(
+                f"field {safe_repr(name)} holds {_HALF_CHARACTER}, which UTF-8 cannot hold. Replace it in a step: "
+                "text.encode('utf-8', 'replace').decode()."
+            )
         except Exception:
             return BadDocument(
                 f"field {safe_repr(name)} holds a {type(value).__name__} that JSON cannot hold "
@@ -473,6 +500,8 @@ def _encoding_error(fields: dict[str, Any], error: Exception) -> BadDocument:
             )
     return BadDocument(f"the fields are not JSON: {plain_text(error)}")
 
+
+_HALF_CHARACTER: Final = "text with half a character in it (a lone surrogate)"
 
 _TOO_DEEP: Final = f"is nested more than {limits.NESTED} deep"
 

@@ -53,6 +53,26 @@ def test_files_without_a_header(tmp_path: Path) -> None:
     assert fields_of(tmp_path, "1,2\n", columns=["a", "b"]) == {"f#row=1": {"a": "1", "b": "2"}}
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        "sep=;\na;b\n1,5;x\n",
+        "\ufeffsep=;\r\na;b\r\n1,5;x\r\n",
+        'SEP=\t\na\tb\n"1,5"\tx\n',
+        '"sep=|"\na|b\n1,5|x',
+    ],
+)
+def test_the_separator_that_excel_states_is_that_of_its_file(tmp_path: Path, data: str) -> None:
+    """Its line is no row, as spreadsheets show it; the next file has its own."""
+    (tmp_path / "other").write_text("a,b\nsep=;,y\n")
+
+    assert fields_of(tmp_path, data) == {
+        "f#row=2": {"a": "1,5", "b": "x"},
+        "other#row=2": {"a": "sep=;", "b": "y"},
+    }
+    assert refusals(Csv(tmp_path)) == {}
+
+
 def test_columns_without_a_name(tmp_path: Path) -> None:
     """As pandas writes its index."""
     assert fields_of(tmp_path, ",a,\n0,1,2\n") == {"f#row=2": {"column_1": "0", "a": "1", "column_3": "2"}}

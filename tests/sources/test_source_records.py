@@ -23,6 +23,12 @@ BAD_ROWS = (
 )
 BAD_LINES = (
     ('{"a": 1', "no JSON: Input data was truncated"),
+    (
+        '{"a": "\\ud83d"}',
+        "no JSON: text with half a character in it (a lone surrogate): \\ud83d stands alone. Write both",
+    ),
+    ('{"a": "x\\ude00 y"}', "no JSON: text with half a character in it (a lone surrogate): \\ude00 stands alone."),
+    ('{"\\ud83d\\u0041": 1}', "no JSON: text with half a character in it (a lone surrogate): \\ud83d stands alone."),
     ("{'a': 1}", "no JSON: JSON is malformed"),
     ('{"a": NaN}', "no JSON: JSON is malformed: invalid character"),
     ('{"a": 1e999}', "no JSON: Number out of range"),

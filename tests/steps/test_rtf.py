@@ -88,7 +88,7 @@ def test_code_pages() -> None:
         (r"a{\v hidden}b{\deleted gone}c{\v x\plain y}", "abcy"),
         (r"{\*\unknown x{\footnote y}}z", "z"),
         (r"{\shp{\*\shpinst{\sp{\sn a}{\sv b}}{\shptxt box}}{\shprslt box}}", "box"),
-        (r"{\field{\*\fldinst{HYPERLINK " '"https://a.example/"' r"}}{\fldrslt{link}}}.", "link (https://a.example/)."),
+        (r'{\field{\*\fldinst{HYPERLINK "https://a.example/"}}{\fldrslt{link}}}.', "link (https://a.example/)."),
         (r"{\field{\*\fldinst PAGE}{\fldrslt 3}}", "3"),
         (r"{\upr{old}{\*\ud{new \u8364?}}}", "new €"),
         (r"{\object{\*\objdata 00ff}{\result seen}}", "seen"),

@@ -407,7 +407,7 @@ def with_own_fields(mappings: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_time(time_value: str) -> float:
     """Parse a time in settings (``60s``) to seconds; infinity for no limit (``-1``) or anything else."""
-    match = re.fullmatch(r"(\d+)(\w+)", time_value)
+    match = re.fullmatch(r"(\d{1,18}+)(\w{1,9})", time_value)
     return int(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else float("inf")
 
 

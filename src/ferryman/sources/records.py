@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
 from ferryman import limits
-from ferryman.document import Document
+from ferryman.document import Document, json_error
 from ferryman.errors import BadDocument, TransientError, Unavailable, UsageError
 from ferryman.net.faults import is_connection_error
 from ferryman.sources.base import MISSING, Detect, Doubt, Listed, id_of_text
@@ -191,7 +192,8 @@ class Csv(Records):
     **Format.** RFC 4180, and what ``delimiter``, ``quote`` and ``escape`` say: cells in quotes may hold delimiters,
     line ends, and quotes, doubled. The first row is the header; a column without a name is called by its place,
     ``column_3``. Give ``columns=`` for files that have no header. Nothing is trimmed, and nothing is guessed: ``007``
-    stays text, and an empty cell is "". Make numbers and dates of them in a step.
+    stays text, and an empty cell is "". Make numbers and dates of them in a step. A first line ``sep=;``, as Excel
+    writes and reads it, is no row: it says the delimiter of its file.
 
     **Bad input.** A row with more or fewer cells than the header, with text after a closing quote, or with bytes that
     are not in this encoding, ends as ERROR_DOC, named by file and line; the others go on. Where a quote is closed wrong
@@ -263,8 +265,12 @@ class Csv(Records):
 
     def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
         csv.field_size_limit(max(csv.field_size_limit(), self.max_bytes))  # Python's own, for all: ours is the feed's
+        first = next(lines, None)
+        stated = _SEPARATOR.fullmatch(first[1]) if first is not None else None
+        if first is not None and stated is None:
+            lines = chain([first], lines)
         row_lines = _RowLines(lines, self.max_bytes)
-        reader = csv.reader(row_lines, **self._format)
+        reader = csv.reader(row_lines, **self._format | ({"delimiter": stated[1].decode()} if stated else {}))
         columns = self.columns
         number = 0
         while True:
@@ -320,6 +326,10 @@ class Csv(Records):
             return RecordRow(name, line, {}, refused=f"{refused} (in column {self.id!r})")
         raw = None if self.content is None else fields.pop(self.content).encode()
         return RecordRow(name, line, fields, raw, id)
+
+
+_SEPARATOR: Final = re.compile(rb"\"?sep=([,;|:^~\t ])\"?[ ,;\t]*+\r?\n?", re.IGNORECASE)
+"""Excel's line before the header, which says the delimiter; programs that do not know it put it into quotes."""
 
 
 class _RowLines:
@@ -447,7 +457,7 @@ class JsonLines(Records):
         try:
             value = _decode(line)
         except (ValueError, RecursionError) as e:
-            return RecordRow(name, number, {}, refused=f"no JSON: {e}")
+            return RecordRow(name, number, {}, refused=f"no JSON: {json_error(line, e)}")
         if not isinstance(value, dict):
             return RecordRow(name, number, {}, refused=f"{_KINDS.get(type(value), 'a number')}, not a JSON object")
         id = None

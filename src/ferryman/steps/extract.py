@@ -178,6 +178,7 @@ class extract_text(StepWithDefaults):
         if self.languages is not None and (language := _detect_language(text, self.languages)):
             fields["language"] = language
         doc.raw = encoded
+        doc.outline = tuple((level, clean(line).strip()) for level, line in content.outline)
         for name, value in fields.items():
             if doc.get(self.prefix + name) is None:
                 doc[self.prefix + name] = value

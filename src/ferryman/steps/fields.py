@@ -175,7 +175,7 @@ _ZONE_SIGN: Final = re.compile(r"\b(?:UTC|GMT)\s*(?=[+-]\d)")
 """Prefix in ``GMT+0200``, by which people mean ``+0200``; the parser would read it as POSIX does, with the sign
 reversed."""
 
-_COMMENT: Final = re.compile(r"\s*\([^()]*\)$")
+_COMMENT: Final = re.compile(r"\([^()]*+\)$")
 """Name of the zone in parentheses at the end, as in dates of mails and of JavaScript."""
 
 
@@ -275,7 +275,7 @@ def _parse_with_dateutil(text: str, day_first: bool) -> datetime:
     """
     from dateutil import parser  # it takes longer to load than the rest of a plan
 
-    text = _ZONE_SIGN.sub("", _COMMENT.sub("", text.strip()))
+    text = _ZONE_SIGN.sub("", _COMMENT.sub("", text.strip()).rstrip())
     try:
         first, second = (
             parser.parse(text, default=blank, dayfirst=day_first, tzinfos=_offset) for blank in _DEFAULT_DATES

@@ -7,6 +7,7 @@ as it is. Any other value is refused: ``BadDocument``.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from ferryman.steps.fields import (
     map_values,
     short_repr,
 )
+from ferryman.steps.formats.plain import Heading, find_headings, split_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +314,7 @@ _LIBRARIES: Final = {
     "characters": "semantic_text_splitter",
     "tokens": "semantic_text_splitter",
 }
-_GAP: Final = re.compile(r"\n[^\S\n]*(?:\n[^\S\n]*)+")
+_GAP: Final = re.compile(r"\n[^\S\n]*+(?:\n[^\S\n]*+)++")
 _KEY_BYTES: Final = 16
 
 
@@ -335,17 +337,21 @@ class split_text(StepWithDefaults):
     >>> [(c.id, c.raw, c["title"]) for c in split_text(copy="title")(doc)]
     [('a.txt#0', b'One. Two.', 'Count'), ('a.txt#1', b'Three.', 'Count')]
 
+    Sections begin with a heading of Markdown, or with one of a page that ``extract_text`` has read. A heading with
+    nothing below it is no section: it stands before the text of the next one. Front matter is not a heading.
+
     By default a child's key is its number: what is inserted in the middle gives a new content to each child that
     follows. With ``key="content"`` it is a hash of the part's text, for parts that are equal with ``-2``, ``-3`` and so
-    on: then an insertion changes no other child's id, and a child that was not changed is not sent again. Pieces of a
-    size, and windows of several units, begin elsewhere after an insertion; by paragraphs, sentences or headings, one
-    each, they do not.
+    on: then an insertion changes no other child's id, and a child that was not changed is not sent again. Of a section
+    it is a hash of its headings: it keeps its id, and so do parts that are made of it, when something in it changes.
+    Pieces of a size, and windows of several units, begin elsewhere after an insertion; by paragraphs, sentences or
+    headings, one each, they do not.
 
     ``Plan.step("split", split_text)`` is ``split_text()``. Sentences, characters and tokens need
     ``pip install 'ferryman[split]'``; nothing is loaded from the web.
 
     Args:
-        by: "paragraphs" (apart by blank lines), "sentences", "headings" (sections of Markdown), or pieces of as many
+        by: "paragraphs" (apart by blank lines), "sentences", "headings" (sections), or pieces of as many
             "characters" or "tokens" as fit into ``size``, cut at the best place: between paragraphs, sentences, words.
         size: how many of these one part has; None: 1000 characters, 256 tokens, else 1.
         overlap: how many of these a part repeats of the one before it.
@@ -422,14 +428,15 @@ class split_text(StepWithDefaults):
             if self.key == "number":
                 yield None
                 continue
-            digest = blake2b(part.text.encode(), digest_size=_KEY_BYTES).hexdigest()
+            content = "\0".join(part.headings) if self.by == "headings" else part.text
+            digest = blake2b(content.encode(), digest_size=_KEY_BYTES).hexdigest()
             counts[digest] += 1
             yield digest if counts[digest] == 1 else f"{digest}-{counts[digest]}"
 
     def _parts(self, doc: Document, text: str) -> Iterator[_Part]:
         match self.by:
             case "headings":
-                yield from _sections(text)
+                yield from _sections(text, doc.outline)
             case "paragraphs":
                 units = [unit.strip("\n") for unit in _GAP.split(text.strip("\n")) if unit.strip()]
                 yield from self._windows(units, "\n\n")
@@ -484,21 +491,44 @@ def _sentences(language: str, text: str) -> list[str]:
     return [" ".join(sentence.split()) for sentence in segment(language, text) if sentence.strip()]
 
 
-def _sections(text: str) -> Iterator[_Part]:
-    """Yield the sections of Markdown: each begins with a heading, its first line. Lines in code are not headings."""
-    from markdown_it import MarkdownIt
+def _sections(text: str, outline: Sequence[tuple[int, str]]) -> Iterator[_Part]:
+    """Yield the sections of a text; each begins with its heading. A heading alone goes with the section after it.
 
-    lines = text.splitlines(keepends=True)
-    tokens = MarkdownIt("commonmark").parse(text)
-    starts: list[tuple[int, int, str]] = []
-    """(line, level, words) of each heading."""
-    for at, token in enumerate(tokens):
-        if token.type == "heading_open" and token.map and token.level == 0:
-            starts.append((token.map[0], int(token.tag[1:]), tokens[at + 1].content))
-    ends = [line for line, _, _ in starts][1:] + [len(lines)] * bool(starts)
-    if before := "".join(lines[: starts[0][0] if starts else None]).strip():
-        yield _Part(before)
+    Args:
+        outline: levels and lines of the headings; without any they are those of Markdown.
+    """
+    lines = split_lines(text)
+    headings = _locate(lines, outline) or find_headings(lines)
+    ends = [heading.line for heading in headings][1:] + [len(lines)] * bool(headings)
+    parts: list[_Part] = []
+    if before := "".join(lines[: headings[0].line if headings else None]).strip():
+        parts.append(_Part(before))
     above: list[tuple[int, str]] = []
-    for (line, level, words), end in zip(starts, ends, strict=True):
-        above = [(outer, title) for outer, title in above if outer < level] + [(level, words)]
-        yield _Part("".join(lines[line:end]).strip(), tuple(title for _, title in above))
+    start: int | None = None
+    for heading, end in zip(headings, ends, strict=True):
+        above = [(level, words) for level, words in above if level < heading.level] + [(heading.level, heading.words)]
+        start = heading.line if start is None else start
+        if "".join(lines[heading.end : end]).strip():
+            parts.append(_Part("".join(lines[start:end]).strip(), tuple(words for _, words in above)))
+            start = None
+    if start is not None:  # headings at the end, without anything below
+        rest = "".join(lines[start:]).strip()
+        last = parts.pop() if parts else _Part("", tuple(words for _, words in above))
+        parts.append(last._replace(text=f"{last.text}\n\n{rest}".strip()))
+    yield from parts
+
+
+def _locate(lines: Sequence[str], outline: Sequence[tuple[int, str]]) -> list[Heading]:
+    """Find the headings of an outline among the lines; those that another step has changed are left out."""
+    numbers: dict[str, list[int]] = {}
+    for number, line in enumerate(lines if outline else ()):
+        numbers.setdefault(line.strip(), []).append(number)
+    headings: list[Heading] = []
+    least = 0
+    for level, line in outline:
+        places = numbers.get(line, [])
+        at = bisect_left(places, least)
+        if at < len(places):
+            headings.append(Heading(places[at], places[at] + 1, level, line))
+            least = places[at] + 1
+    return headings

@@ -99,7 +99,7 @@ class read_xml:
                 f"{doc.id}: has {len(raw)} bytes, more than max_bytes={self.max_bytes}. Raise the limit, or split it."
             )
         try:
-            root = parse_xml(raw)
+            root = _parse(raw)
         except etree.XMLSyntaxError as e:
             raise BadDocument(f"{doc.id}: it is not XML: {one_line(str(e))}. Correct it.") from None
         declared: Any = root.getroottree().docinfo.internalDTD
@@ -123,6 +123,30 @@ class read_xml:
                 return one_line(result)
         texts = [text for each in result if (text := _text(each))]
         return texts if len(texts) > 1 else "".join(texts)
+
+
+def _parse(raw: bytes) -> _Element:
+    """Parse XML by the encoding that it states; if libxml2 does not know that, or it is wrong, by what the bytes show.
+
+    Raises:
+        XMLSyntaxError: it is not XML, or not in one encoding.
+    """
+    from lxml import etree
+
+    from ferryman.steps.formats.charsets import decode
+    from ferryman.steps.formats.markup import declared_inside, parse_decoded
+
+    try:
+        return parse_xml(raw)
+    except etree.XMLSyntaxError:
+        decoded = decode(raw, declared_inside(raw))
+        if decoded.replaced:
+            raise
+        try:
+            return parse_decoded(decoded.text)
+        except etree.XMLSyntaxError:
+            pass
+        raise
 
 
 _LARGEST: Final = 2.0**53

@@ -48,6 +48,17 @@ def test_what_is_no_number_is_refused_by_its_field(value: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("value", ["a\ud800", ["\udc00"], {"\ud83d": 1}])
+def test_half_a_character_is_said_to_be_one(value: Any) -> None:
+    """A file's name may have it, and JSON may write it. It is text already, and the message does not ask for text."""
+    with pytest.raises(BadDocument, match=r"field 'name' holds text with half a character in it .* Replace it in a"):
+        encode_fields({"n": 1, "name": value})
+    with pytest.raises(ValueError, match=r"half a character .*: \\ud83d stands alone"):
+        decode_json('{"name": "\\ud83d!"}')
+    with pytest.raises(ValueError, match="truncated"):
+        decode_json('{"name": "\\ud83d')
+
+
 @pytest.mark.rule("doc.nested")
 def test_levels_of_fields() -> None:
     """Two hundred, with the fields themselves; brackets in texts are no levels. So it is of JSON from outside."""

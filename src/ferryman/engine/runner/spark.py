@@ -209,7 +209,7 @@ _JVM_ENDED = (
     f"{_RUN_AGAIN}"
 )
 _NO_MEMORY = re.compile(
-    r"^\s*([\w.]*MemoryError\b.*|.*failed to map segment.*|.*Failed to launch worker thread.*)$", re.MULTILINE
+    r"^[ \t]*+([\w.]*MemoryError\b.*|.*failed to map segment.*|.*Failed to launch worker thread.*)$", re.MULTILINE
 )
 """Last line of a worker in which PySpark itself ran out of memory."""
 _TOO_LITTLE_MEMORY = (

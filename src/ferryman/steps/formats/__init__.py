@@ -54,12 +54,14 @@ class Content:
     Attributes:
         fields: title, author, created, modified, language, pages, …, as far as known, as JSON values.
         verbatim: whether the text's white space has a meaning.
+        outline: level, from 1, and first line of each heading in the text, in their order, where it has no marks there.
     """
 
     text: str
     fields: dict[str, Any] = field(default_factory=dict)
     parts: list[Attachment] = field(default_factory=list)
     verbatim: bool = False
+    outline: list[tuple[int, str]] = field(default_factory=list)
 
 
 class Unread(dict[str, None]):
@@ -89,7 +91,7 @@ def clean(text: str, verbatim: bool = False) -> str:
         text = "\n".join(map(str.rstrip, text.split("\n")))
         if "\n\n\n" in text:
             text = _GAP.sub("\n\n", text)
-        text = text.strip()
+        text = text.strip("\n ")  # a tab may stand after the first cell of a table, which is empty
     return text
 
 

@@ -55,11 +55,13 @@ _BLOCKS: Final = frozenset(
 _LINES: Final = frozenset({"li", "tr", "option", "caption"})
 _CELLS: Final = frozenset({"td", "th"})
 
-_BLANKS: Final = re.compile(r"[ \t\r\n\f]+")
-_GAP: Final = re.compile(r"[ \t]*[\r\n][ \t\r\n]*")
-_TAB: Final = re.compile(r" *\t[ \t]*")
+_HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
+
+_BLANKS: Final = re.compile(r"[ \t\r\n\f]++")
+_SPACES: Final = re.compile(r" {2,}+")
+_GAP: Final = re.compile(r" ?[\r\n][ \r\n]*+")
 _STATED_CHARSET: Final = re.compile(
-    rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
+    rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*+=\s*+["']?+\s*+([\w.:-]{1,40})""", re.IGNORECASE
 )
 _DECLARED_BYTES: Final = 4096
 """First bytes searched for the declared encoding; the standard demands it within 1024."""
@@ -90,7 +92,7 @@ def html(raw: bytes, declared: str = "") -> Content:
     from lxml import etree
 
     decoded = decode(raw, declared, declared_inside(raw))
-    text = decoded.text
+    text = _MARKS.sub("", decoded.text)
     if not text.strip():
         return Content("", decoded.fields)
     try:
@@ -110,15 +112,47 @@ def html(raw: bytes, declared: str = "") -> Content:
     title = root.find(".//title")
     fields["title"] = one_line(title.text_content() if title is not None else "") or fields.get("title", "")
     fields["language"] = one_line(root.get("lang"))
-    return Content(visible_text(root), {name: value for name, value in fields.items() if value})
+    visible, outline = visible_text(root)
+    return Content(visible, {name: value for name, value in fields.items() if value}, outline=outline)
 
 
 def xml(raw: bytes, declared: str = "") -> Content:
-    """Read the text of all elements, one line each."""
+    """Read the text of all elements, one line each, but those within a line."""
     decoded = decode(raw, declared, declared_inside(raw))
-    root = parse_xml(_DECLARATION.sub("", decoded.text).encode("utf-8", "replace"))
-    texts = (text.strip() for text in root.itertext() if isinstance(text, str))
-    return Content("\n".join(text for text in texts if text), decoded.fields)
+    root = parse_decoded(decoded.text)
+    blocks = "".join(_xml_pieces(root, _inline_names(root))).split(_BLOCK_END)
+    return Content("\n".join(block for each in blocks if (block := each.strip())), decoded.fields)
+
+
+def parse_decoded(text: str) -> _Element:
+    """Parse the text of an XML document, whatever encoding it states."""
+    return parse_xml(_DECLARATION.sub("", text).encode("utf-8", "replace"))
+
+
+def _inline_names(root: _Element) -> set[str]:
+    """Return the names of elements that stand within a line of text: beside a letter, or with text on both sides."""
+    names: set[str] = set()
+    for element in root.iter("*"):
+        parent, previous = element.getparent(), element.getprevious()
+        if parent is None:
+            continue
+        before = (parent.text if previous is None else previous.tail) or ""
+        after = element.tail or ""
+        if before[-1:].strip() or after[:1].strip() or (before.strip() and after.strip()):
+            names.add(str(element.tag))
+    return names
+
+
+def _xml_pieces(root: _Element, inline: set[str]) -> Iterator[str]:
+    """Yield text and the ends of blocks, in their order."""
+    from lxml import etree
+
+    for event, element in etree.iterwalk(root, events=("start", "end", "comment", "pi")):
+        if event in ("start", "end") and str(element.tag) not in inline:
+            yield _BLOCK_END
+        text = element.text if event == "start" else element.tail if element is not root else None
+        if text:
+            yield text
 
 
 def epub(raw: bytes) -> Content:
@@ -135,26 +169,45 @@ def epub(raw: bytes) -> Content:
         posixpath.normpath(posixpath.join(folder, unquote(hrefs.get(ref.get("idref", ""), ""))))
         for ref in book.iter("{*}itemref")
     ]
-    chapters = [html(package.read(part)).text for part in parts if part in package]
+    chapters = [html(package.read(part)) for part in parts if part in package]
     fields = dublin_core_fields(book)
     if "modified" in fields:
         fields["created"] = fields.pop("modified")  # its date is that of publication
     modified = next((m.text for m in book.iter("{*}meta") if m.get("property") == "dcterms:modified"), None)
     if modified_date := iso_date(modified):
         fields["modified"] = modified_date
-    return Content("\n\n".join(chapter for chapter in chapters if chapter), fields)
+    outline = [heading for chapter in chapters for heading in chapter.outline]
+    return Content("\n\n".join(each.text for each in chapters if each.text), fields, outline=outline)
 
 
-def visible_text(root: _Element) -> str:
-    """Return the text as a reader sees it: a blank line between blocks, rows and items on lines, tabs between cells."""
-    text = _TAB.sub("\t", "".join(_pieces(root)))
+def visible_text(root: _Element) -> tuple[str, list[tuple[int, str]]]:
+    """Return the text as a reader sees it, with the levels and first lines of its headings.
+
+    A blank line is between blocks, rows and items are lines, a tab is between cells, of which any may be empty.
+    """
+    text = _SPACES.sub(" ", "".join(_pieces(root)))
     text = _GAP.sub(lambda gap: "\n\n" if gap[0].count("\n") > 1 else "\n", text)
-    return re.sub(r" {2,}", " ", text).replace(_PRE_BLANK, " ").replace(_PRE_LINE, "\n").strip()
+    text = _FIRST_CELL.sub("", _CELL.sub("\t", _LAST_CELL.sub(_ROW_END, text)))
+    text = text.replace(_PRE_BLANK, " ").replace(_PRE_LINE, "\n")
+    outline = [
+        (ord(heading[1]) - _HEADING_0, words.partition("\n")[0])
+        for heading in _HEADING.finditer(text)
+        if (words := _MARKS.sub("", heading[2]).strip())
+    ]
+    return _MARKS.sub("", _HEADING_BLANKS.sub("", text)).strip(" \n"), outline
 
 
-_PRE_BLANK: Final = "\ue000"
-_PRE_LINE: Final = "\ue001"
-"""Placeholders for white space of ``<pre>`` while the rest is collapsed; private use characters, which pages lack."""
+_PRE_BLANK, _PRE_LINE, _ROW_START, _CELL_MARK, _ROW_END, _BLOCK_END, _HEADING_END = map(chr, range(0xFDD0, 0xFDD7))
+_HEADING_0: Final = 0xFDD8
+"""Marks in the text while it is put together: characters that Unicode keeps free for that. ``_HEADING_0`` and a level
+make the mark before a heading."""
+
+_MARKS: Final = re.compile("[\ufdd0-\ufddf]")
+_HEADING: Final = re.compile("([\ufdd9-\ufdde])([^\ufdd6\ufdd9-\ufdde]*+)\ufdd6")
+_HEADING_BLANKS: Final = re.compile("[\ufdd9-\ufdde][ \n]*+")
+_CELL: Final = re.compile("[ \n]{0,4}\ufdd3[ \n]{0,4}")
+_LAST_CELL: Final = re.compile("[ \n]{1,4}\ufdd4")
+_FIRST_CELL: Final = re.compile("\ufdd2[ \n]{0,4}")
 
 
 def _pieces(root: _Element) -> Iterator[str]:
@@ -170,13 +223,22 @@ def _pieces(root: _Element) -> Iterator[str]:
                 walk.skip_subtree()
                 continue
             yield _separator(name)
+            if name in _CELLS:
+                previous = next(element.itersiblings("*", preceding=True), None)
+                yield _ROW_START if previous is None or local_name(previous) not in _CELLS else _CELL_MARK
+            elif name in _HEADINGS:
+                yield chr(_HEADING_0 + _HEADINGS[name])
             pre_depth += name == "pre"
             if element.text:
                 yield _collapse(element.text, pre_depth > 0)
         else:
             if event == "end" and name not in _UNSEEN:
                 pre_depth -= name == "pre"
-                yield "\t" if name in _CELLS else "\n" if name == "br" else _separator(name)
+                if name in _HEADINGS:
+                    yield _HEADING_END
+                elif name == "tr":
+                    yield _ROW_END
+                yield "\n" if name == "br" else _separator(name)
             if element.tail and element is not root:
                 yield _collapse(element.tail, pre_depth > 0)
 

@@ -29,17 +29,17 @@ _IN_NAME: Final = frozenset({"NAME", "NAMN", "NOM", "NOMBRE", "NOME", "NAAM", "B
 """Headings of the section with the page's name and summary."""
 _NEXT_LINE_IS_TITLE: Final = frozenset({"TL"})
 
-_REQUEST: Final = re.compile(r"[.'][ \t]*(\S*)[ \t]*(.*)")
-_WORD: Final = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
+_REQUEST: Final = re.compile(r"[.'][ \t]*+(\S*+)[ \t]*+(.*)")
+_WORD: Final = re.compile(r'"((?:[^"]++|"")*+)"?|(\S++)')
 _COMMENT: Final = re.compile(r'(?<!\\)(?:\\\\)*\\["#].*')
 _ESCAPE: Final = re.compile(
     r"\\(?:"
     r"\[u(?P<code>[0-9A-F]{4,6})\]|N'(?P<number>\d{1,7})'"
-    r"|\*(?:\[(?P<string>[^\]]*)\]|\((?P<string2>..)|(?P<string1>[^\[(]))"
-    r"|\[(?P<name>[^\]]*)\]|\((?P<name2>..)"
-    r"|[fFmMgYkVn](?:\[[^\]]*\]|\(..|[+-]?.)"
-    r"|s(?:\[[^\]]*\]|'[^']*'|\([+-]?\d\d|[+-]?(?:[1-3]\d|\d))"
-    r"|[hvwxlLDbBoXZRASCH]'(?P<quoted>[^']*)'"
+    r"|\*(?:\[(?P<string>[^\]]{0,100}+)\]|\((?P<string2>..)|(?P<string1>[^\[(]))"
+    r"|\[(?P<name>[^\]]{0,100}+)\]|\((?P<name2>..)"
+    r"|[fFmMgYkVn](?:\[[^\]]{0,100}+\]|\(..|[+-]?.)"
+    r"|s(?:\[[^\]]{0,100}+\]|'[^']{0,100}+'|\([+-]?\d\d|[+-]?(?:[1-3]\d|\d))"
+    r"|[hvwxlLDbBoXZRASCH]'(?P<quoted>[^']{0,1000}+)'"
     r"|(?P<sign>.)|$)"
 )
 _ESCAPED: Final = {
@@ -76,6 +76,7 @@ _PLAIN_MDOC: Final = frozenset(
 )
 """Macros of mdoc whose words are text."""
 _PUNCTUATION: Final = frozenset(".,;:()[]?!")
+_DEEPEST_QUOTES: Final = 100
 
 
 def troff(raw: bytes, declared: str = "") -> Content:
@@ -93,16 +94,15 @@ def troff(raw: bytes, declared: str = "") -> Content:
 
 def _logical_lines(text: str) -> Iterator[str]:
     """Yield the lines, with those joined that a backslash at the end continues."""
-    pending = ""
+    pending: list[str] = []
     for each in text.splitlines():
-        whole = pending + each
         if each.endswith("\\") and not each.endswith("\\\\"):
-            pending = whole[:-1]
+            pending.append(each[:-1])
             continue
-        pending = ""
-        yield whole
+        yield "".join([*pending, each]) if pending else each
+        pending = []
     if pending:
-        yield pending
+        yield "".join(pending)
 
 
 class _Page:
@@ -208,6 +208,7 @@ class _Page:
         """Return the text of a line of mdoc, which has macros among its words."""
         text_so_far, closing, glue = "", "", False
         at = 0
+        end_of_words = next((n for n in range(len(words), 0, -1) if words[n - 1] not in _PUNCTUATION), 0)
         while at < len(words):
             word, at = words[at], at + 1
             text: str | None = word
@@ -232,12 +233,12 @@ class _Page:
             elif word in _QUOTES:
                 signs = _QUOTES[word]
                 if len(signs) == 2:
-                    closing = signs[1] + closing
+                    closing = (signs[1] + closing)[:_DEEPEST_QUOTES]
                 text_so_far += ("" if not text_so_far or glue else " ") + signs[0]
                 glue, text = signs[0] not in ")]’”", None
             elif word in _PLAIN_MDOC:
                 text = None
-            if closing and all(each in _PUNCTUATION for each in words[at - 1 :]):
+            if closing and at > end_of_words:
                 text_so_far, closing, glue = text_so_far + closing, "", True  # what ends the sentence stands behind
             if text is not None:
                 text_so_far += text if glue or not text_so_far or text in _PUNCTUATION - {"(", "["} else f" {text}"
