@@ -156,7 +156,7 @@ RTF: Final = ContentKind("application/rtf", "RTF", "rtf.rtf")
 MARKDOWN: Final = ContentKind("text/markdown", "Markdown", "plain.markdown")
 MAIL: Final = ContentKind("message/rfc822", "e-mail", "mail.mail")
 MBOX: Final = ContentKind("application/mbox", "mailbox", "mail.mbox")
-MSG: Final = ContentKind("application/vnd.ms-outlook", "Outlook message", "outlook.msg")
+MSG: Final = ContentKind("application/vnd.ms-outlook", "Outlook message", "mail.msg")
 TROFF: Final = ContentKind("text/troff", "a manual page", "troff.troff")
 PLAIN: Final = ContentKind("text/plain", "plain text", "plain.plain")
 
