@@ -86,6 +86,7 @@ LONG = (
     ),
     *("docs/test_how_to.py", "docs/test_connectors.py", "docs/test_site.py", "docs/test_guarantees.py", "packaging"),
     *("docs/test_blocks.py", "storage/test_object_stores.py", "test_refusing_disks.py"),
+    "test_expressions.py",
     *("intake/test_sessions.py", "intake/test_one_list.py", "intake/test_races.py"),
 )
 """Tests of whole runs, and others that take long, by folder or file."""

@@ -206,7 +206,8 @@ class _Page:
 
     def _mdoc(self, words: list[str]) -> str:
         """Return the text of a line of mdoc, which has macros among its words."""
-        text_so_far, closing, glue = "", "", False
+        pieces: list[str] = []
+        closing, glue = "", False
         at = 0
         end_of_words = next((n for n in range(len(words), 0, -1) if words[n - 1] not in _PUNCTUATION), 0)
         while at < len(words):
@@ -234,16 +235,17 @@ class _Page:
                 signs = _QUOTES[word]
                 if len(signs) == 2:
                     closing = (signs[1] + closing)[:_DEEPEST_QUOTES]
-                text_so_far += ("" if not text_so_far or glue else " ") + signs[0]
+                pieces.append(("" if not pieces or glue else " ") + signs[0])
                 glue, text = signs[0] not in ")]’”", None
             elif word in _PLAIN_MDOC:
                 text = None
             if closing and at > end_of_words:
-                text_so_far, closing, glue = text_so_far + closing, "", True  # what ends the sentence stands behind
-            if text is not None:
-                text_so_far += text if glue or not text_so_far or text in _PUNCTUATION - {"(", "["} else f" {text}"
+                pieces.append(closing)
+                closing, glue = "", True  # what ends the sentence stands behind
+            if text is not None and (text or pieces):
+                pieces.append(text if glue or not pieces or text in _PUNCTUATION - {"(", "["} else f" {text}")
                 glue = text in ("(", "[") or word == "Ap"
-        return text_so_far + closing
+        return "".join([*pieces, closing])
 
     def end_paragraph(self) -> None:
         """End the current paragraph."""
