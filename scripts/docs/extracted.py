@@ -78,6 +78,7 @@ def _describe(delivery: Any) -> str:
     properties = [
         f"{len(text.split())} words",
         *(f"{name} {fields[name]}" for name in ("language", "pages", "charset") if name in fields),
+        *(f"unread: {', '.join(fields[name])}" for name in ("unread",) if name in fields),
     ]
     known = [name for name in ("title", "author", "created", "modified") if name in fields]
     return f"{kind}: {', '.join(properties)}{'; ' + ', '.join(known) if known else ''}"

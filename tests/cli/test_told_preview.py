@@ -140,6 +140,35 @@ def test_preview_shortens_content_on_a_terminal(
     assert "".join(lines).count("because") == 20
 
 
+def test_preview_shows_the_text_of_a_document(previewed: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each text once, with what was not read of it; what is refused with its reason; nothing else."""
+    letter = delivery(
+        "a.docx", text="Dear Sir,\n\nyours", fields={"title": "x", "unread": ["comments", "charts"]}, bytes=17
+    )
+    child = delivery("a.docx#b.txt", text="notes", fields={"file_unread": ["pages"]}, bytes=5)
+    refused = delivery("a.docx#c.png", message="a.docx#c.png: it is a PNG picture")
+    previewed.destinations = {
+        "index": expected(gets=[letter, child, delivery("a.docx#d", operation="delete")], refused=[refused]),
+        "copy": expected(gets=[letter, delivery("a.docx#e", bytes=3)], refused=[refused]),
+    }
+    assert start(["preview", "plan.py", "--doc", "a.docx", "--text"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "--- a.docx",
+        "--- not read: comments, charts",
+        "Dear Sir,",
+        "",
+        "yours",
+        "--- a.docx#b.txt",
+        "--- not read: pages",
+        "notes",
+        "--- a.docx#e",
+        "3 bytes that are not UTF-8 text",
+        "--- a.docx#c.png: it is a PNG picture",
+    ]
+    assert start(["preview", "plan.py", "--text"]) == 2
+    assert "--text is for one document: give its id with --doc." in capsys.readouterr().err
+
+
 def test_preview_of_nothing_says_so(previewed: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is new, nothing is due."""
     previewed.destinations = {"index": expected()}

@@ -251,6 +251,32 @@ def test_mails_in_mails_nest_as_deep_as_is_said() -> None:
     assert len(read("m.eml", outer, depth=0)) == 1
 
 
+def test_archives_are_refused_with_the_step_that_reads_them() -> None:
+    """In an archive a deeper one; what is attached to a mail no step unpacks."""
+    inner = corpus.zipped({"a.txt": b"deep"})
+    outer = corpus.zipped({"in.zip": inner})
+    [child] = steps.unpack()(Document("x.zip", raw=corpus.zipped({"mid.zip": outer})))
+    with pytest.raises(BadDocument, match=r"nested deeper than depth=1: steps\.unpack\(depth=2\)\.$"):
+        steps.extract_text()(child)
+    [child] = steps.unpack(depth=2)(Document("x.zip", raw=corpus.zipped({"mid.zip": outer})))
+    with pytest.raises(BadDocument, match=r"nested deeper than depth=2: steps\.unpack\(depth=3\)\.$"):
+        steps.extract_text()(child)
+    message = corpus.mail()
+    message.add_attachment(inner, maintype="application", subtype="zip", filename="a.zip")
+    assert "a zip archive, of which no text is read. Attach the files in it." in str(
+        read("m", message.as_bytes())[-1].refused
+    )
+    assert "Unpack it with steps.unpack() before." in refusal("a.zip", inner)
+    assert "unpack it with steps.unpack() before." in refusal("a.tgz", corpus.shipped()["TIKA-216.tgz"])
+
+
+def test_attachments_that_are_dropped_are_named() -> None:
+    """``unknown="drop"`` leaves no trace of its own."""
+    doc, *_ = read("m.eml", MADE["muse.eml"], unknown="drop")
+    assert doc["unread"] == ["attachments"]
+    assert "unread" not in read("m.eml", MADE["muse.eml"])[0]
+
+
 def test_attachments_of_one_name() -> None:
     """Get keys of their own, the same on every run."""
     message = corpus.mail()

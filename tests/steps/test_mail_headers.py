@@ -40,7 +40,7 @@ def test_parts_with_thousands_of_parameters() -> None:
     many = "; a=b" * 2000
     part = f"--b\r\nContent-Type: text/plain{many}\r\n\r\nwords\r\n"
     content = mail(a_mail(f"Content-Type: multipart/mixed; boundary=b{many}", body=part * 20 + "--b--"))
-    assert content.text.strip() == "words"
+    assert content.text.split() == ["words"] * 20
 
 
 @pytest.mark.rule("timeout.ready-made")

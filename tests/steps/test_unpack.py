@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -101,6 +104,79 @@ def test_paths_that_lead_out_are_refused(make: Callable[[Any], bytes], name: str
     assert "has a path that leads out of the archive" in str(bad[0].refused)
     assert repr(name) in str(bad[0].refused)
     assert [doc.raw for doc in found if not doc.refused] == [b"good"]
+
+
+REPORTS = Path(corpus.__file__).parent / "reports"
+
+
+def zip_of(raw_name: bytes, flags: int = 0, extra: bytes = b"") -> bytes:
+    """A zip with one member, whose name is these bytes."""
+    placeholder = "n" * len(raw_name)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        member = zipfile.ZipInfo(placeholder)
+        member.extra = extra
+        archive.writestr(member, "report")
+    return out.getvalue().replace(placeholder.encode(), raw_name)
+
+
+def unicode_path(raw_name: bytes, path: str, version: int = 1) -> bytes:
+    data = struct.pack("<BI", version, zlib.crc32(raw_name)) + path.encode()
+    return struct.pack("<HH", 0x7075, len(data)) + data
+
+
+def tar_of(raw_name: bytes, form: int = tarfile.GNU_FORMAT) -> bytes:
+    """A tar with one member, whose name is these bytes; without extended headers, as ``tar`` makes it."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
+        archive.addfile(info(raw_name.decode("utf-8", "surrogateescape"), size=6), io.BytesIO(b"report"))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("raw", "names", "path"),
+    [
+        ((REPORTS / "cp866.zip").read_bytes(), "cp866", "Отчёт.txt"),
+        ((REPORTS / "cp866.zip").read_bytes(), "", "ÄΓτ±Γ.txt"),
+        (zip_of("報告.txt".encode("cp932")), "cp932", "報告.txt"),
+        (zip_of("Größe.txt".encode("cp1252")), "cp1252", "Größe.txt"),
+        (zip_of("Größe.txt".encode("cp437")), "", "Größe.txt"),
+        (zip_of("Größe.txt".encode()), "", "Größe.txt"),
+        (zip_of("報告.txt".encode()), "", "報告.txt"),
+        ((REPORTS / "unicode-path.zip").read_bytes(), "", "Отчёт.txt"),
+        (zip_of(b"??.txt", extra=b"\x01\x99\x02\0ab" + unicode_path(b"??.txt", "報告.txt")), "cp866", "報告.txt"),
+        (zip_of(b"a.txt", extra=unicode_path(b"b.txt", "報告.txt")), "", "a.txt"),
+        (zip_of(b"a.txt", extra=unicode_path(b"a.txt", "b.txt", version=2)), "", "a.txt"),
+        ((REPORTS / "latin1.tar").read_bytes(), "", "café.txt"),
+        (tar_of("Größe €.txt".encode("cp1252")), "", "Größe €.txt"),
+        (tar_of("Отчёт.txt".encode("koi8-r")), "koi8-r", "Отчёт.txt"),
+        (tar_of("Отчёт.txt".encode("koi8-r"), tarfile.PAX_FORMAT), "koi8-r", "Отчёт.txt"),
+        (tar_of("Отчёт.txt".encode()), "", "Отчёт.txt"),
+        (tar_of(b"\x81\x8d.txt"), "", "\x81\x8d.txt"),
+        (tar_of(("Отчёт/" * 40 + "a.txt").encode("koi8-r")), "koi8-r", "Отчёт/" * 40 + "a.txt"),
+    ],
+    ids=range(18),
+)
+def test_names_of_members(raw: bytes, names: str, path: str) -> None:
+    """UTF-8 where the archive says so or where it is valid, else as ``names`` says, or by the kind of archive."""
+    [doc] = unpacked(raw, names=names)
+
+    assert doc.id == Document("x").child(path).id
+    assert (doc.raw, doc.refused) == (b"text" if path == "café.txt" else b"report", None)
+
+
+def test_names_that_an_archive_declares_are_not_decoded_anew() -> None:
+    """A zip's flagged ones, those of a tar's extended headers; also in archives inside."""
+    inner = {"Größe.txt": b"report"}
+    for raw in (corpus.zipped(inner), tar(inner), tar({"in.zip": zip_of("Größe.txt".encode("cp1252"))})):
+        [doc] = unpacked(raw, names="cp1252", depth=2)
+        assert doc.id.endswith(quote("Größe.txt"))
+
+
+def test_a_path_that_leads_out_in_another_encoding() -> None:
+    """The path that counts is the decoded one, also if it is in an extra field."""
+    [doc] = unpacked(zip_of(b"a.txt", extra=unicode_path(b"a.txt", "../a.txt")))
+    assert "has a path that leads out" in str(doc.refused)
 
 
 def test_links_and_devices_are_refused() -> None:
@@ -213,6 +289,9 @@ def test_arguments_that_cannot_be_meant() -> None:
     for name in ("max_bytes", "max_members", "max_ratio", "depth"):
         with pytest.raises(ValueError, match="above 0"):
             steps.unpack(**{name: 0})
+    for names in ("cp999", "hex"):
+        with pytest.raises(ValueError, match="give an encoding that Python knows"):
+            steps.unpack(names=names)
 
 
 @pytest.mark.rule("child.refused")

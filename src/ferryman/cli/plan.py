@@ -128,10 +128,17 @@ OnlyDocument = Annotated[
 ]
 
 
+OnlyText = Annotated[
+    bool,
+    typer.Option("--text", help="With --doc: print only the text that destinations get, and what was not read of it."),
+]
+
+
 def preview(
     plan: FlowSpec,
     limit: Limit = LIMIT,
     document: OnlyDocument = None,
+    text: OnlyText = False,
     state: StateDir = None,
     master: Master = "local[*]",
     conf: Conf = None,
@@ -181,6 +188,8 @@ def preview(
             "preview", spec_of(plan, loaded, loaded.plans[0]), "--doc", document, state=state
         )
         raise UsageError(f"--doc is for one plan of flow {loaded.name}, as in {example}.")
+    if text and document is None:
+        raise UsageError("--text is for one document: give its id with --doc.")
     previews = _run_preview(
         loaded, plan_file(plan), state, verbose=verbose, limit=limit, document=document, master=master, conf=settings
     )
@@ -193,7 +202,12 @@ def preview(
     for name, each in previews.items():
         if isinstance(loaded, Flow):
             terminal.print_line(f"plan {name}")
-        _print_preview(each, verbose)
+        if text:
+            _print_texts(each)
+        else:
+            _print_preview(each, verbose)
+    if text:
+        return
     terminal.print_line(f"Nothing was written. To do it: {terminal.next_command('run', plan, state=state)}")
 
 
@@ -244,6 +258,38 @@ def _print_preview(found: Preview, verbose: bool) -> None:
         terminal.print_line(f"A run would process {sum(found.more.values())} more: {more}")
     if found.unread:
         terminal.print_line(f"It would read {found.unread} more known documents, to see whether they have changed.")
+
+
+def _print_texts(found: Preview) -> None:
+    """Print the texts of a document and its children, with what was not read of them; then what is refused, and why."""
+    from ferryman.steps.formats import clean
+
+    printed: set[tuple[str, str | None]] = set()
+    for expected in found.destinations.values():
+        for row in expected.gets:
+            if row["operation"] == "delete" or (row["document"], row["text"]) in printed:
+                continue
+            printed.add((row["document"], row["text"]))
+            terminal.print_line(f"--- {row['document']}")
+            if unread := _unread(row["fields"] or {}):
+                terminal.print_line(f"--- not read: {', '.join(unread)}")
+            if row["text"]:
+                terminal.print_block(clean(row["text"], verbatim=True))  # without codes for the terminal
+            elif row["bytes"]:
+                terminal.print_line(f"{row['bytes']} bytes that are not UTF-8 text")
+    for reason in dict.fromkeys(
+        f"--- {row['document']}: {_reason(row)}"
+        for expected in found.destinations.values()
+        for rows in (expected.dropped, expected.refused, expected.errors)
+        for row in rows
+    ):
+        terminal.print_line(reason)
+
+
+def _unread(fields: dict[str, Any]) -> list[str]:
+    """Return what ``extract_text`` has left out, whatever prefix its fields have."""
+    lists = (value for name, value in fields.items() if name.endswith("unread") and isinstance(value, list))
+    return [str(each) for values in lists for each in values]
 
 
 def _heading(found: Preview) -> str:

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 from ferryman.net import compressed
 
@@ -39,6 +40,10 @@ _ENTRY: Final = b"PK\x01\x02"
 _ENTRY_BYTES: Final = 46
 """Fixed bytes of an entry in a zip's directory, before its name, extra data and comment."""
 _LENGTHS_AT: Final = 28
+
+_UTF8_FLAG: Final = 1 << 11
+_UNICODE_PATH: Final = 0x7075
+"""Extra field of a zip's member with its name in UTF-8, valid while the checksum in it is that of the name."""
 
 _TYPES_READ_WHOLE: Final = (
     tarfile.GNUTYPE_LONGNAME,
@@ -122,8 +127,12 @@ def is_archive(file: Stream) -> bool:
     return True
 
 
-def members(file: Stream, budget: Budget) -> Iterator[Member]:
+def members(file: Stream, budget: Budget, names: str = "") -> Iterator[Member]:
     """Yield the files of an archive in their order, without folders. Closes the archive.
+
+    Args:
+        names: encoding of the names that the archive does not declare to be UTF-8. By default they are UTF-8 if they
+            are valid as such, else cp437 in a zip, as its standard says, and cp1252 in a tar.
 
     A zip's declared sizes are charged to the budget before the first member, a compressed tar's bytes as they are
     unpacked. The content of an uncompressed tar is not charged: it is not larger than the archive.
@@ -134,7 +143,7 @@ def members(file: Stream, budget: Budget) -> Iterator[Member]:
     """
     plain: io.BufferedReader = io.BufferedReader(file)
     with plain:
-        yield from (_zip_members if _is_zip(plain) else _tar_members)(plain, budget)
+        yield from (_zip_members if _is_zip(plain) else _tar_members)(plain, budget, names)
 
 
 def leads_outside(path: str) -> bool:
@@ -143,7 +152,43 @@ def leads_outside(path: str) -> bool:
     return not parts[0] or ".." in parts or "\0" in path or bool(_DRIVE.match(path))
 
 
-def _zip_members(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
+def _decode_name(raw: bytes, names: str, fallback: str) -> str:
+    """Decode a member's name: as told, else as UTF-8, else by the encoding that archives of its kind mostly have."""
+    for encoding in (names,) if names else ("utf-8", fallback):
+        try:
+            return raw.decode(encoding)
+        except UnicodeDecodeError:
+            pass
+    return raw.decode("latin-1")  # which decodes every byte, so that names that differ stay different
+
+
+def _zip_name(info: zipfile.ZipInfo, names: str) -> str:
+    """Return the name of a zip's member, which ``zipfile`` has decoded as cp437 unless it is flagged as UTF-8."""
+    if info.flag_bits & _UTF8_FLAG:
+        return info.filename
+    raw = info.orig_filename.encode("cp437").partition(b"\0")[0]
+    return _unicode_path(info.extra, raw) or _decode_name(raw, names, "cp437")
+
+
+def _unicode_path(extra: bytes, name: bytes) -> str:
+    """Return the name in a member's extra fields that is meant for this name; "" if there is none."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, size = struct.unpack_from("<HH", extra, at)
+        data = extra[at + 4 : at + 4 + size]
+        if kind == _UNICODE_PATH and data[:1] == b"\1" and data[1:5] == struct.pack("<I", crc32(name)):
+            return data[5:].decode("utf-8", "ignore")
+        at += 4 + size
+    return ""
+
+
+def _tar_name(info: tarfile.TarInfo, names: str) -> str:
+    """Return the name of a tar's member; only extended headers declare that it is UTF-8."""
+    is_declared = "path" in info.pax_headers and info.pax_headers.get("hdrcharset") != "BINARY"
+    return _decode_name(info.name.encode("utf-8", "surrogateescape"), "" if is_declared else names, "cp1252")
+
+
+def _zip_members(plain: io.BufferedReader, budget: Budget, names: str) -> Iterator[Member]:
     bounded = _BoundedZip(plain, budget)
     with zipfile.ZipFile(bounded) as archive:
         bounded.is_listed = True
@@ -153,9 +198,10 @@ def _zip_members(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
         budget.take(len(infos), sum(info.file_size for info in infos))
         for info in infos:
             is_link = stat.S_ISLNK(info.external_attr >> 16)
-            flaws = {Flaw.OUTSIDE: leads_outside(info.filename), Flaw.ENCRYPTED: info.flag_bits & 1, Flaw.LINK: is_link}
+            name = _zip_name(info, names)
+            flaws = {Flaw.OUTSIDE: leads_outside(name), Flaw.ENCRYPTED: info.flag_bits & 1, Flaw.LINK: is_link}
             flaw = next((flaw for flaw, has in flaws.items() if has), None)
-            yield Member(info.filename, flaw, partial(archive.open, info))  # it reads no more than was declared
+            yield Member(name, flaw, partial(archive.open, info))  # it reads no more than was declared
 
 
 class _BoundedZip:
@@ -192,14 +238,18 @@ def _entries(directory: bytes) -> int:
     return count
 
 
-def _tar_members(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
+def _tar_members(plain: io.BufferedReader, budget: Budget, names: str) -> Iterator[Member]:
     stream = _decompressed(plain, partial(budget.take, 0))
-    with stream, tarfile.open(fileobj=stream, mode="r|", errorlevel=1, tarinfo=_BoundedInfo) as archive:
+    with (
+        stream,
+        tarfile.open(fileobj=stream, mode="r|", errorlevel=1, tarinfo=_BoundedInfo, encoding="utf-8") as archive,
+    ):
         for info in archive:
             archive.members.clear()  # type: ignore[attr-defined]  # it would keep all of them in memory
             if not info.isdir():
                 budget.take(1, 0)
-                yield Member(info.name, _flaw(info), partial(archive.extractfile, info))
+                name = _tar_name(info, names)
+                yield Member(name, _flaw(info, name), partial(archive.extractfile, info))
 
 
 class _BoundedInfo(tarfile.TarInfo):
@@ -235,8 +285,8 @@ class _ReplayingStream:
         return data or bytes(self._inner.read(size))
 
 
-def _flaw(info: tarfile.TarInfo) -> Flaw | None:
-    if leads_outside(info.name):
+def _flaw(info: tarfile.TarInfo, name: str) -> Flaw | None:
+    if leads_outside(name):
         return Flaw.OUTSIDE
     if not info.isreg():
         return Flaw.LINK if info.issym() or info.islnk() else Flaw.DEVICE

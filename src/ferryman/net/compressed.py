@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import re
@@ -55,6 +54,43 @@ class UnpackedStream(io.RawIOBase):
         super().close()
 
 
+class _GzipReader:
+    """Reader of gzip that ignores what follows the last member and is not gzip, as ``gzip`` does: mail programs and
+    file transfers append line ends, tapes zeros. Python's own refuses the whole file."""
+
+    def __init__(self, packed: io.BufferedReader) -> None:
+        self._packed = packed
+        self._decoder = zlib.decompressobj(_GZIP)
+        self._rest = b""
+
+    def read1(self, size: int) -> bytes:
+        """Return up to ``size`` bytes; b"" at the end."""
+        while True:
+            if self._decoder.eof and not self._next():
+                return b""
+            self._rest = self._rest or self._packed.read1(CHUNK_BYTES)
+            if not self._rest:
+                raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+            data = self._decoder.decompress(self._rest, size)
+            self._rest = self._decoder.unused_data if self._decoder.eof else self._decoder.unconsumed_tail
+            if data:
+                return data
+
+    def _next(self) -> bool:
+        """Begin the next of several concatenated members; False at the end."""
+        self._rest = self._rest.lstrip(b"\0")
+        while len(self._rest) < _HEAD_BYTES and (more := self._packed.read1(CHUNK_BYTES)):
+            self._rest = (self._rest + more).lstrip(b"\0")
+        if compression_of(self._rest) != "gzip":
+            return False
+        self._decoder = zlib.decompressobj(_GZIP)
+        return True
+
+
+_GZIP: Final = 16 + zlib.MAX_WBITS
+"""zlib's number for gzip, with its header and its checksum."""
+
+
 class _XzReader:
     """Reader of xz that limits the memory a file may demand; Python's own does not."""
 
@@ -99,7 +135,7 @@ def _open_zstd(packed: io.BufferedReader) -> Any:
 
 
 _COMPRESSIONS: Final[dict[str, tuple[re.Pattern[bytes], Callable[[io.BufferedReader], Any]]]] = {
-    "gzip": (re.compile(rb"\x1f\x8b\x08"), lambda packed: gzip.GzipFile(fileobj=packed)),
+    "gzip": (re.compile(rb"\x1f\x8b\x08"), _GzipReader),
     "bzip2": (re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), bz2.BZ2File),
     "xz": (re.compile(rb"\xfd7zXZ\0"), _XzReader),
     "zstd": (re.compile(rb"\x28\xb5\x2f\xfd"), _open_zstd),

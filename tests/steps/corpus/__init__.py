@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import struct
 import zipfile
 from collections.abc import Mapping
 from email.message import EmailMessage
@@ -115,16 +116,21 @@ def circle() -> bytes:
 
 
 def _pdf(bodies: list[bytes]) -> bytes:
-    out, places = io.BytesIO(b"%PDF-1.7\n"), []
+    return pdf_of(dict(enumerate(bodies, 1)), b" /Info 4 0 R" if len(bodies) > 2 else b"")
+
+
+def pdf_of(bodies: Mapping[int, bytes], trailer: bytes = b"") -> bytes:
+    """A PDF of objects by their numbers; the first one is its catalog."""
+    out = io.BytesIO(b"%PDF-1.7\n")
     out.seek(0, io.SEEK_END)
-    for number, body in enumerate(bodies, 1):
-        places.append(out.tell())
+    size = max(bodies) + 1
+    places = [b"%010d 65535 f \n" % 0] * size
+    for number, body in bodies.items():
+        places[number] = b"%010d 00000 n \n" % out.tell()
         out.write(b"%d 0 obj\n%s\nendobj\n" % (number, body))
     start = out.tell()
-    out.write(b"xref\n0 %d\n0000000000 65535 f \n" % (len(bodies) + 1))
-    out.writelines(b"%010d 00000 n \n" % place for place in places)
-    info = b" /Info 4 0 R" if len(bodies) > 2 else b""
-    out.write(b"trailer << /Size %d /Root 1 0 R%s >>\nstartxref\n%d\n%%%%EOF\n" % (len(bodies) + 1, info, start))
+    out.write(b"xref\n0 %d\n%s" % (size, b"".join(places)))
+    out.write(b"trailer << /Size %d /Root 1 0 R%s >>\nstartxref\n%d\n%%%%EOF\n" % (size, trailer, start))
     return out.getvalue()
 
 
@@ -135,6 +141,65 @@ def zipped(members: Mapping[str, bytes | str]) -> bytes:
         for name, content in members.items():
             archive.writestr(zipfile.ZipInfo(name, (2024, 5, 1, 0, 0, 0)), content, zipfile.ZIP_DEFLATED)
     return out.getvalue()
+
+
+_SECTOR, _MINI, _CUTOFF = 512, 64, 4096
+_END, _FREE, _FAT = 0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFD
+
+
+def compound(streams: Mapping[str, bytes]) -> bytes:
+    """A compound file (OLE), as Office before 2007 and Outlook write it: path -> content, folders are storages."""
+    folders = {path[:at] for path in streams for at, c in enumerate(path) if c == "/"}
+    paths = ["", *sorted(folders | set(streams))]
+    sectors: list[bytes] = []
+    chains: list[int] = []
+
+    def put(data: bytes) -> int:
+        if not data:
+            return _END
+        start = len(sectors)
+        for at in range(0, len(data), _SECTOR):
+            sectors.append(data[at : at + _SECTOR].ljust(_SECTOR, b"\0"))
+            chains.append(len(sectors))
+        chains[-1] = _END
+        return start
+
+    small, small_chains, starts = b"", [], dict[str, int]()
+    for path, data in streams.items():
+        if len(data) >= _CUTOFF:
+            starts[path] = put(data)
+            continue
+        starts[path] = len(small) // _MINI if data else _END
+        small += data.ljust(-(-len(data) // _MINI) * _MINI, b"\0")
+        small_chains += list(range(len(small_chains) + 1, len(small) // _MINI)) + ([_END] if data else [])
+    starts[""] = put(small)
+    mini_fat = put(b"".join(struct.pack("<I", each) for each in small_chains).ljust(_SECTOR, b"\xff"))
+
+    entries = b""
+    for number, path in enumerate(paths):
+        folder, _, name = path.rpartition("/")
+        inside = [n for n, other in enumerate(paths) if n and other.rpartition("/")[0] == path]
+        beside = [n for n, other in enumerate(paths) if n > number and number and other.rpartition("/")[0] == folder]
+        encoded = ("Root Entry" if not number else name).encode("utf-16-le") + b"\0\0"
+        kind = 2 if path in streams else 1 if number else 5
+        size = len(streams.get(path, b"")) if number else len(small)
+        entries += encoded.ljust(64, b"\0") + struct.pack("<HBB", len(encoded), kind, 1)
+        entries += struct.pack(
+            "<III", _FREE, beside[0] if beside else _FREE, inside[0] if inside and kind != 2 else _FREE
+        )
+        entries += bytes(36) + struct.pack("<IQ", starts.get(path, _END if kind == 5 else 0), size)
+    directory = put(entries.ljust(-(-len(entries) // _SECTOR) * _SECTOR, b"\0"))
+
+    fats = next(n for n in range(1, 110) if (len(chains) + n) * 4 <= n * _SECTOR)
+    first_fat = len(sectors)
+    chains += [_FAT] * fats
+    fat = b"".join(struct.pack("<I", each) for each in chains).ljust(fats * _SECTOR, b"\xff")
+    header = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(16) + struct.pack("<HHHHH6x", 0x3E, 3, 0xFFFE, 9, 6)
+    header += struct.pack(
+        "<IIIIIIIII", 0, fats, directory, 0, _CUTOFF, mini_fat, -(-len(small_chains) // 128) or 1, _END, 0
+    )
+    header += struct.pack("<109I", *range(first_fat, first_fat + fats), *[_FREE] * (109 - fats))
+    return header + b"".join(sectors) + fat
 
 
 _WORD = "application/vnd.openxmlformats-officedocument.wordprocessingml."

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib import import_module
 from io import BytesIO
 from typing import Any, Final, NamedTuple
 
@@ -60,6 +62,17 @@ class Content:
     parts: list[Attachment] = field(default_factory=list)
     verbatim: bool = False
     outline: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Unread(dict[str, None]):
+    """Names of what a document has and a reader leaves out, for the field ``unread``; each once, in order."""
+
+    def add(self, what: str) -> None:
+        self[what] = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"unread": list(self)} if self else {}
 
 
 def clean(text: str, verbatim: bool = False) -> str:
@@ -131,7 +144,7 @@ PDF: Final = ContentKind("application/pdf", "PDF", "pdf.pdf")
 DOCX: Final = ContentKind(_OFFICE + "wordprocessingml.document", "DOCX", "office.docx")
 PPTX: Final = ContentKind(_OFFICE + "presentationml.presentation", "PPTX", "office.pptx")
 XLSX: Final = ContentKind(_OFFICE + "spreadsheetml.sheet", "XLSX", "office.xlsx")
-XLSB: Final = ContentKind("application/vnd.ms-excel.sheet.binary.macroenabled.12", "XLSB", "office.xls")
+XLSB: Final = ContentKind("application/vnd.ms-excel.sheet.binary.macroenabled.12", "XLSB", "office.xlsb")
 XLS: Final = ContentKind("application/vnd.ms-excel", "XLS", "office.xls")
 ODT: Final = ContentKind(_ODF + "text", "ODT", "office.odf")
 ODP: Final = ContentKind(_ODF + "presentation", "ODP", "office.odf")
@@ -142,10 +155,14 @@ XML: Final = ContentKind("application/xml", "XML", "markup.xml")
 RTF: Final = ContentKind("application/rtf", "RTF", "rtf.rtf")
 MARKDOWN: Final = ContentKind("text/markdown", "Markdown", "plain.markdown")
 MAIL: Final = ContentKind("message/rfc822", "e-mail", "mail.mail")
+MBOX: Final = ContentKind("application/mbox", "mailbox", "mail.mbox")
+MSG: Final = ContentKind("application/vnd.ms-outlook", "Outlook message", "mail.msg")
 TROFF: Final = ContentKind("text/troff", "a manual page", "troff.troff")
 PLAIN: Final = ContentKind("text/plain", "plain text", "plain.plain")
 
-READ: Final = (PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, TROFF, PLAIN)
+READ: Final = (
+    *(PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, MBOX, MSG, TROFF, PLAIN),
+)
 """Kinds that are read."""
 
 DECODED: Final = frozenset({HTML, XML, MARKDOWN, TROFF, PLAIN})
@@ -161,6 +178,7 @@ _OLD: Final = "Save it in the newer format (DOCX, PPTX)"
 _DOC: Final = ContentKind("application/msword", "a Word file of before 2007", advice=_OLD)
 _PPT: Final = ContentKind("application/vnd.ms-powerpoint", "a PowerPoint file of before 2007", advice=_OLD)
 _OLE: Final = ContentKind("application/x-ole-storage", "a file of an older Office program", advice=_OLD)
+_IWORK: Final = ContentKind("application/vnd.apple.iwork", "an Apple iWork document", advice="Export it as PDF")
 
 _ZIP_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
 """First bytes of a zip with members, of an empty one, of a part of several."""
@@ -176,17 +194,45 @@ _STREAMS: Final = (
 )
 """Streams of Office files from before 2007, and of encrypted ones from later."""
 
+_OUTLOOK_STREAM: Final = "__substg1.0_"
+"""Beginning of the names of an Outlook message's streams, one for each property."""
+
+_MAIN_TYPE: Final = re.compile(rb"application/vnd\.([a-z.-]{1,100})\.main\b")
+"""Content type of the main part of an Office package, in lower case."""
+_APPLICATIONS: Final = (
+    (b"wordprocessingml", DOCX),
+    (b"ms-word", DOCX),
+    (b"presentationml", PPTX),
+    (b"ms-powerpoint", PPTX),
+    (b"excel.sheet.binary", XLSB),
+    (b"spreadsheetml", XLSX),
+    (b"ms-excel", XLSX),
+    (b"ms-visio", ContentKind("application/vnd.ms-visio.drawing", "a Visio drawing", advice="Export it as PDF")),
+)
+_MAIN_PARTS: Final = (
+    ("xl/workbook.bin", XLSB),
+    ("xl/workbook.xml", XLSX),
+    ("ppt/presentation.xml", PPTX),
+    ("index/document.iwa", _IWORK),
+    ("index.zip", _IWORK),
+)
+"""Parts that tell the kind of a package that states no content type."""
+_TYPES_PART: Final = "[content_types].xml"
+_TYPES_BYTES: Final = 8 << 20
+"""Longest list of content types that is inspected: an Office file has some thousand parts at most."""
+
 _PACKAGES: Final = (DOCX, PPTX, XLSX, XLSB, ODT, ODP, ODS, EPUB)
+_UNPACK: Final = "If it is a compressed tar archive, unpack it with steps.unpack() before"
 _MAGIC: Final = (
     (b"\x89PNG\r\n\x1a\n", ContentKind("image/png", "a PNG picture")),
     (b"\xff\xd8\xff", ContentKind("image/jpeg", "a JPEG picture")),
     (b"GIF8", ContentKind("image/gif", "a GIF picture")),
     (b"II*\0", ContentKind("image/tiff", "a TIFF picture")),
     (b"MM\0*", ContentKind("image/tiff", "a TIFF picture")),
-    (b"\x1f\x8b", ContentKind("application/gzip", "gzip-compressed data")),
-    (b"BZh", ContentKind("application/x-bzip2", "bzip2-compressed data")),
-    (b"\xfd7zXZ\0", ContentKind("application/x-xz", "xz-compressed data")),
-    (b"\x28\xb5\x2f\xfd", ContentKind("application/zstd", "zstd-compressed data")),
+    (b"\x1f\x8b", ContentKind("application/gzip", "gzip-compressed data", advice=_UNPACK)),
+    (b"BZh", ContentKind("application/x-bzip2", "bzip2-compressed data", advice=_UNPACK)),
+    (b"\xfd7zXZ\0", ContentKind("application/x-xz", "xz-compressed data", advice=_UNPACK)),
+    (b"\x28\xb5\x2f\xfd", ContentKind("application/zstd", "zstd-compressed data", advice=_UNPACK)),
     (b"7z\xbc\xaf\x27\x1c", ContentKind("application/x-7z-compressed", "a 7z archive")),
     (b"Rar!\x1a\x07", ContentKind("application/vnd.rar", "a rar archive")),
     (b"\x7fELF", ContentKind("application/x-elf", "a program")),
@@ -207,6 +253,8 @@ _BY_ENDING: Final = {
     "xhtml": HTML,
     "xml": XML,
     "eml": MAIL,
+    "mht": MAIL,
+    "mhtml": MAIL,
     "txt": PLAIN,
 }
 """Hints for content that is text."""
@@ -238,10 +286,18 @@ _HEADER: Final = re.compile(
 _HEADERS: Final = 3
 """Number of a mail's own headers among the first lines that make it a mail, whatever its name."""
 
+MAILBOX_LINE: Final = re.compile(
+    rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))"
+    rb"From (?>[^\r\n]{0,200}? (?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )(?=[^\r\n]{0,100}?[0-9]{4})[^\r\n]{0,150}+\r?\n"
+    rb"(?=[!-9;-~]{1,80}:)"
+)
+"""Line before each message of a mailbox, and where it stands: after a blank line, before a header."""
+
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 _WIDE_BOMS: Final = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")
 _LEADING_NULS: Final = re.compile(rb"\0*+")
 """NULs before a log's first line, where a rotation has cut it while it was written."""
+
 
 _PACKED: Final = (".gz", ".bz2", ".xz", ".zst")
 """Endings that a source may have left in the name of what it has unpacked."""
@@ -280,6 +336,9 @@ def kind_of(raw: bytes, name: str = "") -> ContentKind:
             return kind
     if head[_TAR_MAGIC] == b"ustar" and b"\0" in head[_TAR_HEADER]:
         return TAR
+    if MAILBOX_LINE.match(head):
+        is_mailbox = ending in ("mbox", "mbx") or MAILBOX_LINE.search(raw, 1)
+        return MBOX if is_mailbox else MAIL
     text = _text_head(raw)
     return UNKNOWN if text is None else _text_kind(text, ending)
 
@@ -338,7 +397,7 @@ def _zip_kind(raw: bytes, ending: str) -> ContentKind:
     """Return the kind of a zip by its members: a package states its type, or has the parts of one."""
     try:
         archive = zipfile.ZipFile(BytesIO(raw))
-        names = set(archive.namelist())
+        names = archive.NameToInfo
         if "mimetype" in names and archive.getinfo("mimetype").file_size < _HEAD_BYTES:
             declared = archive.read("mimetype").strip().decode("ascii", "replace").removesuffix("-template")
             for kind in (ODT, ODP, ODS, EPUB):
@@ -348,12 +407,36 @@ def _zip_kind(raw: bytes, ending: str) -> ContentKind:
         raise
     except Exception:  # there is hardly one that a damaged archive does not raise
         return _torn_zip_kind(raw, ending)
-    for kind, part in ((XLSB, "xl/workbook.bin"), (XLSX, "xl/workbook.xml"), (PPTX, "ppt/presentation.xml")):
-        if part in names:
+    return _package_kind(archive) or ZIP
+
+
+def _package_kind(archive: zipfile.ZipFile) -> ContentKind | None:
+    """Return the kind of an Office package by the content type of its main part, which may be in any folder.
+
+    The names of parts are compared as Office does: without regard to case; some programs write backslashes.
+    """
+    parts = {info.filename.replace("\\", "/").lstrip("/").lower(): info for info in archive.infolist()}
+    types = parts.get(_TYPES_PART)
+    for application in _MAIN_TYPE.findall(_content_types(archive, types)):
+        for mark, kind in _APPLICATIONS:
+            if mark in application:
+                return kind
+    for part, kind in _MAIN_PARTS:
+        if part in parts:
             return kind
-    if "[Content_Types].xml" in names and any(name.startswith("word/") for name in names):
-        return DOCX
-    return ZIP
+    return DOCX if types is not None and any(name.startswith("word/") for name in parts) else None
+
+
+def _content_types(archive: zipfile.ZipFile, part: zipfile.ZipInfo | None) -> bytes:
+    """Return the list of content types in lower case, without the zeros of UTF-16; b"" if it cannot be read."""
+    if part is None or part.file_size > _TYPES_BYTES:
+        return b""
+    try:
+        return archive.read(part).replace(b"\0", b"").lower()
+    except DeliveryError:  # the step's time is up
+        raise
+    except Exception:  # damaged, or encrypted
+        return b""
 
 
 def _torn_zip_kind(raw: bytes, ending: str) -> ContentKind:
@@ -369,7 +452,16 @@ def _torn_zip_kind(raw: bytes, ending: str) -> ContentKind:
 
 def _ole_kind(raw: bytes, ending: str) -> ContentKind:
     """Return the kind of an OLE file by the names of its streams, in UTF-16; if it embeds others, also by its name."""
+    if _OUTLOOK_STREAM.encode("utf-16-le") in raw and ending not in ("doc", "ppt", "xls"):
+        return MSG
     kinds = [kind for stream, kind in _STREAMS if stream.encode("utf-16-le") in raw]
     if not kinds:
-        return _OLE
+        return MSG if ending in ("msg", "oft") else _OLE
     return XLS if XLS in kinds and ending == "xls" and kinds[0] != _LOCKED else kinds[0]
+
+
+def load_reader(name: str) -> Callable[..., Content]:
+    """Return the reader of this name, which is loaded now: most runs need few of them."""
+    module, function = name.split(".")
+    reader: Callable[..., Content] = getattr(import_module(f"ferryman.steps.formats.{module}"), function)
+    return reader

@@ -35,7 +35,7 @@ def is_archive(raw: bytes) -> bool:
 
 
 def children(
-    doc: Document, raw: bytes, max_members: int, max_bytes: int, max_ratio: float, depth: int
+    doc: Document, raw: bytes, max_members: int, max_bytes: int, max_ratio: float, depth: int, names: str = ""
 ) -> list[Document]:
     """Return the children of an archive, with the members of nested archives up to ``depth``.
 
@@ -43,12 +43,12 @@ def children(
         BadDocument: it is broken, or goes over a limit.
     """
     budget = Budget(len(raw), max_members, max_bytes, max_ratio, limits.UNPACK_FREE_BYTES, _LIMIT_MESSAGES)
-    return list(_unpack(doc, raw, budget, depth))
+    return list(_unpack(doc, raw, budget, depth, names))
 
 
-def _unpack(doc: Document, raw: bytes, budget: Budget, depth: int) -> Iterator[Document]:
+def _unpack(doc: Document, raw: bytes, budget: Budget, depth: int, names: str) -> Iterator[Document]:
     try:
-        contents = {each.path: _read_member(each, raw) for each in archives.members(io.BytesIO(raw), budget)}
+        contents = {each.path: _read_member(each, raw) for each in archives.members(io.BytesIO(raw), budget, names)}
     except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
         raise
     except BudgetExceeded as e:
@@ -57,16 +57,18 @@ def _unpack(doc: Document, raw: bytes, budget: Budget, depth: int) -> Iterator[D
         why = " ".join(describe(e).split())[:_SHOWN_CHARACTERS]
         raise BadDocument(f"{doc.id}: the archive is broken: {why}. Pack it again.") from None
     for path, content in contents.items():
-        yield from _make_children(doc, path, content, budget, depth)
+        yield from _make_children(doc, path, content, budget, depth, names)
 
 
-def _make_children(doc: Document, path: str, content: bytes | str, budget: Budget, depth: int) -> Iterator[Document]:
+def _make_children(
+    doc: Document, path: str, content: bytes | str, budget: Budget, depth: int, names: str
+) -> Iterator[Document]:
     child = doc.child(path)
     if isinstance(content, str):
         child.refused = f"{doc.id}: member {path!r} {content}."
     elif depth > 1 and is_archive(content):
         try:
-            yield from list(_unpack(child, content, budget, depth - 1))
+            yield from list(_unpack(child, content, budget, depth - 1, names))
             return
         except BadDocument as e:
             if budget.is_spent:

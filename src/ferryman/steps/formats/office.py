@@ -8,14 +8,32 @@ from __future__ import annotations
 
 import posixpath
 import re
+import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
+from html import unescape
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from urllib.parse import unquote
 
 from ferryman import limits
-from ferryman.steps.formats import Content, Unreadable, format_time, iso_date, one_line
+from ferryman.steps.formats import (
+    DOCX,
+    HTML,
+    MAIL,
+    MARKDOWN,
+    PLAIN,
+    RTF,
+    Content,
+    Unread,
+    Unreadable,
+    format_time,
+    iso_date,
+    kind_of,
+    load_reader,
+    one_line,
+)
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -25,70 +43,104 @@ _UNSEEN: Final = ("{*}Fallback", "{*}del", "{*}moveFrom", "{*}instrText", "{*}tr
 """Elements that a reader does not see: deleted text, codes of fields, the second form of content."""
 
 _ROWS: Final = frozenset({"tr", "table-row"})
-_CELLS: Final = frozenset({"tc", "table-cell"})
-_DIGITS: Final = 4
-"""Longest number of a count of spaces, in digits: no line has ten thousand."""
+_CELLS: Final = frozenset({"tc", "table-cell", "covered-table-cell"})
+_LINE_ENDS: Final = re.compile("[\t\n\v\f\r\x85\u2028\u2029]+")
+"""White space that would tear the row that a cell is in."""
+_ESCAPE: Final = re.compile("_x00([01][0-9A-Fa-f])_")
+"""Control character in DrawingML, such as the vertical tab of a line break in a title."""
 
 _BESIDE: Final = ("header", "footer", "footnotes", "endnotes", "comments")
-"""Parts of a DOCX beside its body, by the end of their content types; in the order in which they are read."""
+"""Parts of a DOCX beside its body, by their relationships; in the order in which they are read."""
+
+_EMBEDDED: Final = frozenset({"package", "oleObject"})
+"""Relationships to files of other programs that a part embeds."""
+
+_NESTED: Final = 3
+"""Depth to which parts are read that others insert: documents in documents."""
 
 
-def docx(raw: bytes) -> Content:
-    """Read the body of a DOCX, then headers, footers, notes and comments."""
-    package = Package(raw)
+def docx(raw: bytes, depth: int = 0) -> Content:
+    """Read the body of a DOCX, then headers, footers, notes and comments.
+
+    Args:
+        depth: number of documents that this one is inserted into.
+    """
+    package, unread = Package(raw), Unread()
     types = _content_types(package)
-    main = [part for part, kind in types.items() if kind.endswith("main+xml") and "word" in kind]
+    stated = [part for part, kind in types.items() if kind.endswith("main+xml") and "word" in kind]
+    main = _main_part(package, *stated, "word/document.xml")
     if not main:
         raise Unreadable("it has no main part: the file is broken. Save it again")
-    parts = main + [p for end in _BESIDE for p, kind in types.items() if kind.endswith(f".{end}+xml")]
-    return Content(_join_blocks(_office_text(package, part) for part in parts), core_fields(package))
+    text = _OfficePart(package, main, unread, depth).text()
+    beside = []
+    for kind in _BESIDE:
+        found = [each.target for each in package.relations(main) if each.kind == kind]
+        found += [part for part, type_ in types.items() if type_.endswith(f".{kind}+xml")]
+        for part in _each_once(found):
+            if part in package:
+                beside.append(_OfficePart(package, part, unread, depth).text())
+            else:
+                unread.add(kind if kind.endswith("s") else f"{kind}s")
+    return _office_content(package, [text, *_each_once(beside)], unread)
 
 
 def pptx(raw: bytes) -> Content:
-    """Read slides in the order in which they are shown, each followed by its notes."""
-    package = Package(raw)
-    main = "ppt/presentation.xml"
-    targets = relationship_targets(package, main)
+    """Read slides in the order in which they are shown, each followed by its notes and comments; at the end what the
+    masters of the slides show."""
+    package, unread = Package(raw), Unread()
+    main = _main_part(package, "ppt/presentation.xml")
+    targets = {each.id: each.target for each in package.relations(main)}
     slides = [targets.get(_relation_id(slide), "") for slide in package.xml(main).iter("{*}sldId")]
-    parts = []
+    texts: list[str] = []
+    masters: list[str] = []
     for slide in slides:
-        if slide in package:
-            notes = [part for part in relationship_targets(package, slide).values() if "/notesSlide" in part]
-            parts += [slide, *(part for part in notes if part in package)]
-    return Content(
-        _join_blocks(_office_text(package, part) for part in parts), core_fields(package) | {"pages": len(slides)}
-    )
+        if slide not in package:
+            unread.add("slides")
+            continue
+        texts.append(_OfficePart(package, slide, unread).text())
+        for each in package.relations(slide):
+            if each.target not in package:
+                continue
+            if each.kind == "notesSlide" or "notesslide" in each.target.lower():
+                texts.append(_OfficePart(package, each.target, unread).text())
+            elif each.kind in ("comments", "comment"):
+                texts.append(_comments(package.xml(each.target)))
+            elif each.kind == "slideLayout":
+                masters.append(each.target)
+                masters += [up.target for up in package.relations(each.target) if up.kind == "slideMaster"]
+    texts += [_OfficePart(package, part, unread).fixed_text() for part in _each_once(masters) if part in package]
+    return _office_content(package, texts, unread, pages=len(slides))
 
 
-def odf(raw: bytes) -> Content:
-    """Read the text, slides or sheets of an OpenDocument file."""
-    package = Package(raw)
-    if "META-INF/manifest.xml" in package and b"encryption-data" in package.read("META-INF/manifest.xml"):
-        raise Unreadable("it is encrypted. Save it without a password")
-    root = _strip_unseen(package.xml("content.xml"))
-    fields = dublin_core_fields(package.xml("meta.xml")) if "meta.xml" in package else {}
-    if slides := sum(1 for _ in root.iter("{*}page")):
-        fields["pages"] = slides
-    return Content("\n\n".join(_blocks(root, odf=True)), fields)
+def _office_content(package: Package, texts: Iterable[str], unread: Unread, **fields: Any) -> Content:
+    text = "\n\n".join(each for each in texts if each)
+    if not text and package.has_pictures:
+        unread.add("pictures")
+    return Content(text, core_fields(package) | fields | unread.fields)
+
+
+def _main_part(package: Package, *candidates: str) -> str:
+    """Return the part at which a package begins: the one its relationships name, else the first candidate in it."""
+    named = [each.target for each in package.relations("") if each.kind == "officeDocument"]
+    parts = [*named, *candidates]
+    return next((part for part in parts if part in package), parts[0] if parts else "")
+
+
+def _each_once(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(values))
 
 
 def _content_types(package: Package) -> dict[str, str]:
-    """Return part -> content type."""
+    """Return part -> content type, of the parts that have a type of their own."""
+    if "[Content_Types].xml" not in package:
+        return {}
     overrides = package.xml("[Content_Types].xml").iter("{*}Override")
     return {each.get("PartName", "").lstrip("/"): each.get("ContentType", "") for each in overrides}
 
 
-def _relation_id(element: _Element) -> str:
-    """Return the ``r:id`` of an element, in either of its namespaces."""
-    return next((str(value) for name, value in element.attrib.items() if str(name).endswith("}id")), "")
-
-
-def _office_text(package: Package, part: str) -> str:
-    return "\n\n".join(_blocks(_strip_unseen(package.xml(part)), odf=False))
-
-
-def _join_blocks(texts: Iterator[str]) -> str:
-    return "\n\n".join(text for text in texts if text)
+def _relation_id(element: _Element, name: str = "id") -> str:
+    """Return the ``r:id`` of an element, in either of its namespaces; or another attribute with a namespace."""
+    return next((str(value) for key, value in element.attrib.items() if str(key).endswith(f"}}{name}")), "")
 
 
 def _strip_unseen(root: _Element) -> _Element:
@@ -98,59 +150,183 @@ def _strip_unseen(root: _Element) -> _Element:
     return root
 
 
-def _blocks(element: _Element, odf: bool) -> Iterator[str]:
-    """Yield paragraphs, and each table as one block: a line for each row, tabs between cells."""
-    for each in element:
-        match local_name(each):
+def _comments(root: _Element) -> str:
+    """Return the comments on a slide: paragraphs, or in older files texts."""
+    texts = []
+    for each in root.iter("{*}p", "{*}text"):
+        line = each.text if local_name(each) == "text" else "".join(t.text or "" for t in each.iter("{*}t"))
+        texts.append((line or "").strip())
+    return "\n\n".join(text for text in texts if text)
+
+
+def in_row(text: str) -> str:
+    """Return the text of a cell without line ends and tabs, which would tear its row."""
+    return _LINE_ENDS.sub(" ", text).strip()
+
+
+class _OfficePart:
+    """The text of one part of a package, with the parts that it inserts where they are inserted.
+
+    Args:
+        unread: where what is left out is added.
+        depth: number of parts that this one is inserted into.
+    """
+
+    is_odf: ClassVar[bool] = False
+
+    def __init__(self, package: Package, name: str, unread: Unread, depth: int = 0) -> None:
+        self._package, self._name, self._unread, self._depth = package, name, unread, depth
+        self._relations = {each.id: each for each in package.relations(name)}
+        if any(each.kind in _EMBEDDED for each in self._relations.values()):
+            unread.add("embedded files")
+
+    def text(self) -> str:
+        return "\n\n".join(self._blocks(_strip_unseen(self._package.xml(self._name))))
+
+    def fixed_text(self) -> str:
+        """Return the text that a master shows on its slides: without its placeholders, which slides fill."""
+        root = _strip_unseen(self._package.xml(self._name))
+        for placeholder in list(root.iter("{*}ph")):
+            shape = next((up for up in placeholder.iterancestors() if local_name(up) in ("sp", "pic")), None)
+            if shape is not None and (parent := shape.getparent()) is not None:
+                parent.remove(shape)
+        return "\n\n".join(self._blocks(root))
+
+    def _blocks(self, element: _Element) -> Iterator[str]:
+        """Yield paragraphs, and each table as one block: a line for each row, tabs between cells."""
+        for each in element:
+            yield from self._block(each)
+
+    def _block(self, element: _Element) -> Iterator[str]:
+        match local_name(element):
             case "p" | "h":
-                yield from _paragraph(each, odf)
+                yield from self._paragraph(element)
             case "tbl" | "table":
-                rows = (
-                    "\t".join(" ".join(_blocks(cell, odf)) for cell in _nearest(row, _CELLS))
-                    for row in _nearest(each, _ROWS)
-                )
+                rows = ("\t".join(self._cells(row)) for row in _nearest(element, _ROWS))
                 if table := "\n".join(row for row in rows if row.strip()):
                     yield table
+            case "altChunk" | "chart" | "relIds" | "textpath" as kind:
+                yield from self._insertion(kind, element)
             case "":
-                continue
+                return
             case _:
-                yield from _blocks(each, odf)
+                yield from self._blocks(element)
+
+    def _cells(self, row: _Element) -> Iterator[str]:
+        for cell in _nearest(row, _CELLS):
+            yield in_row(" ".join(self._blocks(cell)))
+
+    def _insertion(self, kind: str, element: _Element) -> Iterator[str]:
+        """Yield the text of what an element inserts: a document, a chart, SmartArt, or WordArt."""
+        if kind == "textpath":
+            yield element.get("string", "")
+            return
+        relation = self._relations.get(_relation_id(element, "dm" if kind == "relIds" else "id"))
+        if relation is None:  # the element of this name in a chart itself
+            yield from self._blocks(element)
+            return
+        what = {"altChunk": "inserted documents", "chart": "charts", "relIds": "diagrams"}[kind]
+        if relation.target not in self._package or self._depth >= _NESTED:
+            self._unread.add(what)
+        elif kind == "altChunk":
+            yield from self._inserted_document(relation.target, what)
+        else:
+            part = _OfficePart(self._package, relation.target, self._unread, self._depth + 1)
+            yield from part.drawing_blocks()
+
+    def drawing_blocks(self) -> Iterator[str]:
+        """Yield the texts of a chart or diagram: titles and texts, then the names of series and categories."""
+        root = _strip_unseen(self._package.xml(self._name))
+        yield from self._blocks(root)
+        names = (
+            value.text or "" for cache in root.iter("{*}strCache", "{*}strDim") for value in cache.iter("{*}v", "{*}pt")
+        )
+        if line := "\t".join(in_row(name) for name in _each_once(names) if name.strip()):
+            yield line
+
+    def _inserted_document(self, target: str, what: str) -> Iterator[str]:
+        """Yield the text of a document of any format that is inserted as a whole (``altChunk``)."""
+        raw = self._package.read(target)
+        kind = kind_of(raw, target)
+        if kind == DOCX:
+            content = docx(raw, self._depth + 1)
+        elif kind in _INSERTABLE:
+            content = load_reader(kind.reader)(raw)
+        else:
+            self._unread.add(what)
+            return
+        for unread in content.fields.get("unread", ()):
+            self._unread.add(unread)
+        if content.parts:
+            self._unread.add("attachments")
+        yield content.text
+
+    def _paragraph(self, element: _Element) -> Iterator[str]:
+        """Yield a paragraph's text, then the paragraphs anchored in it: text boxes, notes, charts."""
+        anchored: list[_Element] = []
+        if text := "".join(self._runs(element, anchored)).strip():
+            yield text
+        for each in anchored:
+            yield from self._anchored(each)
+
+    def _anchored(self, element: _Element) -> Iterator[str]:
+        yield from self._block(element) if local_name(element) in _INSERTIONS else self._blocks(element)
+
+    def _runs(self, element: _Element, anchored: list[_Element]) -> Iterator[str]:
+        """Yield runs of text. Office writes them into elements of their own, OpenDocument between its elements."""
+        if self.is_odf and element.text:
+            yield element.text
+        for each in element:
+            match local_name(each):
+                case "t" if not self.is_odf:
+                    yield _unescape(each)
+                case "tab":
+                    yield "\t"
+                case "br" | "cr" | "line-break":
+                    yield "\n"
+                case "s" if self.is_odf:
+                    yield " " * _count(each, "c", limit=_SPACES)
+                case "noBreakHyphen":
+                    yield "-"
+                case "txbxContent" | "text-box" | "note-body" | "annotation":
+                    anchored.append(each)
+                case "altChunk" | "chart" | "relIds" | "textpath":
+                    anchored.append(each)
+                case "object" if self.is_odf:
+                    self._unread.add("embedded files")
+                case "pPr" | "rPr" | "note-citation" | "":
+                    pass
+                case _:
+                    yield from self._runs(each, anchored)
+            if self.is_odf and each.tail:
+                yield each.tail
 
 
-def _paragraph(element: _Element, odf: bool) -> Iterator[str]:
-    """Yield a paragraph's text, then the paragraphs anchored in it: text boxes, notes."""
-    anchored: list[_Element] = []
-    if text := "".join(_runs(element, odf, anchored)).strip():
-        yield text
-    for each in anchored:
-        yield from _blocks(each, odf)
+_INSERTIONS: Final = frozenset({"altChunk", "chart", "relIds", "textpath"})
+"""Elements in whose place something else is shown."""
+
+_INSERTABLE: Final = (HTML, MAIL, RTF, PLAIN, MARKDOWN)
+"""Kinds of inserted documents that are read, beside DOCX."""
+
+_SPACES: Final = 9999
+"""Most spaces that one element may stand for: no line has ten thousand."""
 
 
-def _runs(element: _Element, odf: bool, anchored: list[_Element]) -> Iterator[str]:
-    """Yield runs of text. Office writes them into elements of their own, OpenDocument between its elements."""
-    if odf and element.text:
-        yield element.text
-    for each in element:
-        match local_name(each):
-            case "t" if not odf:
-                yield each.text or ""
-            case "tab":
-                yield "\t"
-            case "br" | "cr" | "line-break":
-                yield "\n"
-            case "s" if odf:
-                count = next((str(value) for name, value in each.attrib.items() if str(name).endswith("}c")), "1")
-                yield " " * (int(count) if count.isdecimal() and len(count) < _DIGITS else 1)
-            case "noBreakHyphen":
-                yield "-"
-            case "txbxContent" | "text-box" | "note-body" | "annotation":
-                anchored.append(each)
-            case "pPr" | "rPr" | "note-citation" | "":
-                pass
-            case _:
-                yield from _runs(each, odf, anchored)
-        if odf and each.tail:
-            yield each.tail
+def _unescape(element: _Element) -> str:
+    text = element.text or ""
+    if "_x00" not in text or "drawingml" not in str(element.tag):
+        return text
+    return _ESCAPE.sub(lambda escape: "\n" if escape[1].upper() in ("0A", "0B", "0D") else " ", text)
+
+
+def _count(element: _Element, name: str, limit: int) -> int:
+    """Return how often an element of OpenDocument stands for itself: once unless an attribute says otherwise."""
+    value = _relation_id(element, name)
+    return max(1, min(int(value), limit)) if value.isascii() and value.isdecimal() and len(value) <= _DIGITS else 1
+
+
+_DIGITS: Final = 9
+"""Longest count that is believed, in digits."""
 
 
 def _nearest(element: _Element, names: frozenset[str]) -> Iterator[_Element]:
@@ -162,10 +338,192 @@ def _nearest(element: _Element, names: frozenset[str]) -> Iterator[_Element]:
             yield from _nearest(each, names)
 
 
+# OpenDocument: ODT, ODP, ODS.
+
+_MASTER_FIELDS: Final = ("sheet-name", "page-number", "page-count", "date", "time", "title", "file-name", "date-time")
+"""Fields of headers and footers whose stored text is a placeholder such as ``???``."""
+
+
+_ODT_BODY: Final = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}text"
+
+
+def odf(raw: bytes) -> Content:
+    """Read the text, slides or sheets of an OpenDocument file, then headers and footers, or what its masters show."""
+    package, unread = Package(raw), Unread()
+    if "META-INF/manifest.xml" in package and b"encryption-data" in package.read("META-INF/manifest.xml"):
+        raise Unreadable("it is encrypted. Save it without a password")
+    root = _strip_unseen(package.xml("content.xml"))
+    reader = _OdfPart(package, "content.xml", unread)
+    fields = dublin_core_fields(package.xml("meta.xml")) if "meta.xml" in package else {}
+    book = next(root.iter("{*}spreadsheet"), None)
+    if book is not None:
+        sheets = [each for each in book if local_name(each) == "table"]
+        fields["pages"] = len(sheets)
+        texts = [reader.sheet(sheet) for sheet in sheets]
+    else:
+        texts = ["\n\n".join(reader.blocks(root))]
+        if slides := sum(1 for _ in root.iter("{*}page")):
+            fields["pages"] = slides
+    texts += [in_row("".join(map(str, each.itertext()))) for each in root.iter("{*}header-decl", "{*}footer-decl")]
+    if "styles.xml" in package:
+        used = None if next(root.iter(_ODT_BODY), None) is not None else _used_masters(root)
+        texts += _each_once(_OdfPart(package, "styles.xml", unread).masters(used))
+    text = "\n\n".join(each for each in texts if each)
+    if not text and package.has_pictures:
+        unread.add("pictures")
+    return Content(text, fields | unread.fields)
+
+
+def _used_masters(root: _Element) -> set[str]:
+    """Return the names of the masters that sheets or slides use."""
+    names = {_relation_id(each, "master-page-name") for each in root.iter("{*}style", "{*}page")}
+    return names | {"Default", "Standard"}
+
+
+class _OdfPart(_OfficePart):
+    """The text of a part of an OpenDocument file."""
+
+    is_odf = True
+
+    def __init__(self, package: Package, name: str, unread: Unread) -> None:
+        super().__init__(package, name, unread)
+        self._cells_left, self._characters_left = limits.EXTRACT_CELLS, limits.EXTRACT_TEXT_BYTES
+
+    def blocks(self, root: _Element) -> Iterator[str]:
+        """Yield the blocks of a text, or of slides."""
+        return self._blocks(root)
+
+    def masters(self, used: set[str] | None) -> list[str]:
+        """Return the texts of headers and footers, or of the shapes that masters show on slides; of all masters, or of
+        those that are used."""
+        root = _strip_unseen(self._package.xml(self._name))
+        texts: list[str] = []
+        for master in root.iter("{*}master-page"):
+            if used is not None and _relation_id(master, "name") not in used:
+                continue
+            for shape in list(
+                master.iter("{*}frame", "{*}notes", "{*}header-left", "{*}footer-left", "{*}header", "{*}footer")
+            ):
+                hidden = _relation_id(shape, "placeholder") == "true" or _relation_id(shape, "display") == "false"
+                if (hidden or local_name(shape) == "notes") and (parent := shape.getparent()) is not None:
+                    parent.remove(shape)
+            for paragraph in list(master.iter("{*}p")):
+                _strip_fields(paragraph)
+            texts += self._blocks(master)
+        return texts
+
+    def sheet(self, sheet: _Element) -> str:
+        """Return a sheet as a block: its name, its rows that are not empty, the texts of shapes on it, comments."""
+        lines, comments, beside = [_relation_id(sheet, "name")], list[str](), list[str]()
+        for shapes in list(sheet.iter("{*}shapes")):
+            beside += self._blocks(shapes)
+            sheet.remove(shapes) if shapes.getparent() is sheet else None
+        number = 1
+        for row in _nearest(sheet, _ROWS):
+            count = _count(row, "number-rows-repeated", limit=10**_DIGITS)
+            comments += self._cell_comments(row, number)
+            line = "\t".join(self._cells(row)).rstrip("\t")
+            if line:
+                self._spend(count * (line.count("\t") + 1), count * len(line))
+                lines += [line] * count
+            number += count
+        return "\n\n".join(["\n".join(lines), *beside, *comments])
+
+    def _cells(self, row: _Element) -> Iterator[str]:
+        pending = 0
+        for cell in _nearest(row, _CELLS):
+            count = _count(cell, "number-columns-repeated", limit=10**_DIGITS)
+            text = self._cell(cell)
+            if not text:
+                pending += count
+                continue
+            self._spend(count + pending, count * len(text))
+            yield from [""] * pending
+            yield from [text] * count
+            pending = 0
+
+    def _cell(self, cell: _Element) -> str:
+        """Return the text that a cell shows; its value if the program that made the file wrote no text."""
+        blocks = (text for each in cell if local_name(each) != "annotation" for text in self._block(each))
+        if text := in_row(" ".join(blocks)):
+            return text
+        values = ("string-value", "date-value", "time-value", "boolean-value", "value")
+        return in_row(next((value for name in values if (value := _relation_id(cell, name))), ""))
+
+    def _cell_comments(self, row: _Element, number: int) -> Iterator[str]:
+        column = 0
+        for cell in _nearest(row, _CELLS):
+            for comment in cell.iter("{*}annotation"):
+                if text := in_row(" ".join(self._blocks(comment))):
+                    yield f"{_column_letters(column)}{number}: {text}"
+            column += _count(cell, "number-columns-repeated", limit=10**_DIGITS)
+
+    def _spend(self, cells: int, characters: int) -> None:
+        """Count repeated cells: a small file may stand for any number of them.
+
+        Raises:
+            Unreadable: there are too many.
+        """
+        self._cells_left -= cells
+        self._characters_left -= characters
+        if self._cells_left < 0 or self._characters_left < 0:
+            raise Unreadable(
+                f"its repeated cells span more than {limits.EXTRACT_CELLS} cells, or more than "
+                f"{limits.EXTRACT_TEXT_BYTES} characters. Delete the stray cells at its end, or split it"
+            )
+
+
+def _strip_fields(paragraph: _Element) -> None:
+    """Take placeholders of fields out of a paragraph; all of it if no more than a word such as "Page" is left."""
+    from lxml import etree
+
+    names = [f"{{*}}{name}" for name in _MASTER_FIELDS]
+    if next(paragraph.iter(*names), None) is None:
+        return
+    etree.strip_elements(paragraph, *names, with_tail=False)
+    if len(re.findall(r"\w+", "".join(map(str, paragraph.itertext())))) <= 1:
+        paragraph.clear()
+
+
+def _column_letters(number: int) -> str:
+    """Return a column's letters: 0 is A, 26 AA."""
+    letters = ""
+    number += 1
+    while number:
+        number, letter = divmod(number - 1, 26)
+        letters = chr(65 + letter) + letters
+    return letters
+
+
 # Packages: formats that are zip archives inside, such as DOCX, ODT, EPUB.
 
 _CORE: Final = "docProps/core.xml"
 """Part in which Office keeps title and author."""
+
+
+class Relation(NamedTuple):
+    """A reference from a part of an Office file to another.
+
+    Attributes:
+        kind: last word of its type: ``officeDocument``, ``comments``; the words before it differ between standards.
+        target: name of the part.
+        stated: its name as it is written.
+    """
+
+    id: str
+    kind: str
+    target: str
+    stated: str
+
+
+def _part_key(name: str) -> str:
+    """Return the form in which names of parts are compared: Office ignores case, and reads backslashes."""
+    return name.replace("\\", "/").lstrip("/").lower()
+
+
+def _target(folder: str, target: str) -> str:
+    path = unquote(target.replace("\\", "/"))
+    return posixpath.normpath(posixpath.join("/", folder, path))[1:]
 
 
 class Package:
@@ -178,7 +536,9 @@ class Package:
 
     def __init__(self, raw: bytes) -> None:
         self._zip = zipfile.ZipFile(BytesIO(raw))
-        self._infos = {info.filename: info for info in self._zip.infolist()}
+        self._infos = {_part_key(info.filename): info for info in self._zip.infolist()}
+        self._relations: dict[str, list[Relation]] = {}
+        self.has_rooted_names = any(info.filename.startswith(("/", "\\")) for info in self._infos.values())
         unpacked = sum(info.file_size for info in self._infos.values())
         if unpacked > limits.EXTRACT_UNPACKED_BYTES:
             raise Unreadable(
@@ -187,20 +547,24 @@ class Package:
             )
 
     def __contains__(self, name: str) -> bool:
-        return name in self._infos
+        return _part_key(name) in self._infos
 
     @property
     def names(self) -> list[str]:
-        """Return the names of all members, in order."""
+        """Return the names of all parts, in order and in lower case."""
         return list(self._infos)
 
+    @property
+    def has_pictures(self) -> bool:
+        return any("media/" in name or name.startswith("pictures/") for name in self._infos)
+
     def read(self, name: str) -> bytes:
-        """Read a member; it yields no more bytes than it declares.
+        """Read a part; it yields no more bytes than it declares.
 
         Raises:
             Unreadable: it is not there, is encrypted, or is larger than one part may be.
         """
-        info = self._infos.get(name)
+        info = self._infos.get(_part_key(name))
         if info is None:
             raise Unreadable(f"its part {name} is missing: the file is broken. Save it again")
         if info.flag_bits & 1:
@@ -210,6 +574,24 @@ class Package:
                 f"its part {name} unpacks to {info.file_size} bytes, more than {limits.EXTRACT_PART_BYTES}. Split it"
             )
         return self._zip.read(info)
+
+    def relations(self, part: str) -> list[Relation]:
+        """Return what a part of an Office file refers to inside the package; "" is the package itself."""
+        if part not in self._relations:
+            self._relations[part] = self._read_relations(part)
+        return self._relations[part]
+
+    def _read_relations(self, part: str) -> list[Relation]:
+        folder, name = posixpath.split(part)
+        rels = f"{folder}/_rels/{name}.rels".lstrip("/")
+        if rels not in self:
+            return []
+        found = []
+        for each in self.xml(rels).iter("{*}Relationship"):
+            if each.get("TargetMode") != "External":
+                stated, kind = each.get("Target", ""), each.get("Type", "").rpartition("/")[2]
+                found.append(Relation(each.get("Id", ""), kind, _target(folder, stated), stated))
+        return found
 
     def xml(self, name: str) -> _Element:
         """Parse a member as XML."""
@@ -247,19 +629,6 @@ def dublin_core_fields(root: _Element) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def relationship_targets(package: Package, part: str) -> dict[str, str]:
-    """Return the targets of an Office part's relationships, by their ids."""
-    folder, name = posixpath.split(part)
-    rels = f"{folder}/_rels/{name}.rels".lstrip("/")
-    if rels not in package:
-        return {}
-    return {
-        element.get("Id", ""): posixpath.normpath(posixpath.join("/", folder, element.get("Target", "")))[1:]
-        for element in package.xml(rels).iter("{*}Relationship")
-        if element.get("TargetMode") != "External"
-    }
-
-
 def local_name(element: _Element) -> str:
     """Return an element's name without its namespace; "" for comments and the like."""
     tag = element.tag
@@ -278,31 +647,176 @@ _TAIL_BYTES: Final = limits.MIB
 
 def xlsx(raw: bytes) -> Content:
     """Read the values of the cells: a block for each sheet, headed by its name; a line for each row that is not empty,
-    tabs between cells."""
-    package = Package(raw)
-    for name in package.names:
-        if name.startswith("xl/worksheets/") and name.endswith(".xml"):
-            _check_grid(name, package.read(name))
-    content = xls(raw)
+    tabs between cells. Then the sheet's headers, footers, shapes and comments."""
+    package, unread = Package(raw), Unread()
+    book = _main_part(package, "xl/workbook.xml")
+    targets = {each.id: each.target for each in package.relations(book)}
+    sheets = {each.get("name", ""): targets.get(_relation_id(each), "") for each in package.xml(book).iter("{*}sheet")}
+    in_folder = (name for name in package.names if name.startswith("xl/worksheets/") and name.endswith(".xml"))
+    beside = {}
+    for part in _each_once([*sheets.values(), *in_folder]):
+        if part in package:
+            cells = package.read(part)
+            _check_grid(part, cells)
+            beside[part] = [*_printed(cells), *_beside_sheet(package, part, unread)]
+    content = _workbook(
+        _for_calamine(package, book, raw), unread, {name: beside.get(part, []) for name, part in sheets.items()}
+    )
     content.fields = core_fields(package) | content.fields
     return content
 
 
+def xlsb(raw: bytes) -> Content:
+    """Read a binary workbook of Excel 2007 and later."""
+    unread = Unread()
+    parts = Package(raw).names
+    for mark, what in (("comments", "comments"), ("/drawings/drawing", "drawings"), ("/embeddings/", "embedded files")):
+        if any(mark in part for part in parts):
+            unread.add(what)
+    return _workbook(raw, unread, {})
+
+
 def xls(raw: bytes) -> Content:
-    """Read a workbook of the older binary formats."""
-    from python_calamine import CalamineError, load_workbook
+    """Read a workbook of before 2007; texts of comments and shapes follow all sheets."""
+    unread = Unread()
+    content = _workbook(raw, unread, {})
+    content.text = "\n\n".join([content.text, *_each_once(_xls_texts(raw, unread))])
+    content.fields |= unread.fields
+    return content
+
+
+_NOTE, _TEXT_OBJECT, _CONTINUE, _MARGINS = 0x1C, 0x1B6, 0x3C, (0x14, 0x15)
+"""Numbers of records in an XLS: a comment's place, the text of a comment or shape, more of the one before, a header
+or a footer."""
+_TEXT_OBJECT_BYTES: Final = 18
+
+
+def _xls_texts(raw: bytes, unread: Unread) -> Iterator[str]:
+    """Yield the texts in an XLS that are not in cells: comments, text boxes, headers, footers."""
+    import olefile
+
+    with olefile.OleFileIO(BytesIO(raw)) as ole:
+        if not ole.exists("Workbook"):
+            unread.add("comments")  # a format of before 1997, where they are written in another way
+            return
+        stream = ole.openstream("Workbook").read()
+        if any("MBD" in "/".join(path) for path in ole.listdir()):
+            unread.add("embedded files")
+    at, awaited = 0, 0
+    while at + 4 <= len(stream):
+        number, size = struct.unpack_from("<HH", stream, at)
+        data = stream[at + 4 : at + 4 + size]
+        at += 4 + size
+        if number == _TEXT_OBJECT and size >= _TEXT_OBJECT_BYTES:
+            awaited, text = struct.unpack_from("<H", data, 10)[0], ""
+        elif number == _CONTINUE and awaited > 0 and data:
+            piece = data[1:].decode("utf-16-le" if data[0] & 1 else "latin-1", "replace")[:awaited]
+            text, awaited = text + piece, awaited - len(piece)
+            if awaited <= 0 and (line := in_row(text)):
+                yield line
+        elif number in _MARGINS and size > 3:
+            words = data[3:].decode("utf-16-le" if data[2] & 1 else "latin-1", "replace")
+            if line := _margin_text(words):
+                yield line
+
+
+def _workbook(raw: bytes, unread: Unread, beside: Mapping[str, list[str]]) -> Content:
+    """Read the sheets of a workbook of any format; ``beside`` has more text of each."""
+    from python_calamine import CalamineError, SheetTypeEnum, WorksheetNotFound, load_workbook
 
     try:
         book = load_workbook(BytesIO(raw))
         blocks = []
-        for name in book.sheet_names:
-            rows = ("\t".join(_cells(row)) for row in book.get_sheet_by_name(name).iter_rows())
-            blocks.append("\n".join([name, *(row for row in rows if row)]))
+        for sheet in book.sheets_metadata:
+            rows: list[str] = []
+            if sheet.typ == SheetTypeEnum.WorkSheet:
+                try:
+                    rows += ("\t".join(_cells(row)) for row in book.get_sheet_by_name(sheet.name).iter_rows())
+                except WorksheetNotFound:
+                    unread.add("sheets")
+            blocks.append("\n".join([in_row(sheet.name), *(row for row in rows if row)]))
+            blocks += beside.get(sheet.name, [])
     except CalamineError as e:
         if "password" in str(e).lower():
             raise Unreadable("it is encrypted. Save it without a password") from None
         raise
-    return Content("\n\n".join(blocks), {"pages": len(book.sheet_names)})
+    return Content("\n\n".join(blocks), {"pages": len(book.sheet_names)} | unread.fields)
+
+
+_SHEET_MARGIN: Final = re.compile(rb"<(?:\w+:)?(?:odd|even|first)(?:Header|Footer)(?:\s[^<>]*)?>([^<]*)<")
+_MARGIN_CODE: Final = re.compile(r'&(?:"[^"]*"|K[0-9A-Fa-f]{6}|[0-9]{1,3}|[A-Za-z+-])')
+"""Code in the header of a sheet: a font, a colour, a size, a position, or a field."""
+
+
+def _printed(sheet: bytes) -> Iterator[str]:
+    """Yield the headers and footers with which a sheet is printed."""
+    for text in dict.fromkeys(_SHEET_MARGIN.findall(sheet[-_TAIL_BYTES:])):
+        if words := _margin_text(unescape(text.decode("utf-8", "replace"))):
+            yield words
+
+
+def _margin_text(text: str) -> str:
+    words = in_row(_MARGIN_CODE.sub(" ", text.replace("&&", _AMPERSAND))).replace(_AMPERSAND, "&")
+    return " ".join(words.split()) if len(re.findall(r"\w+", words)) > 1 or not _FIELD_CODE.search(text) else ""
+
+
+_FIELD_CODE: Final = re.compile("&[PNDTAFZG]")
+"""Code for a field, such as the number of the page: a header with a word beside it, "Page", says nothing."""
+
+_AMPERSAND: Final = "\ue000"
+"""Placeholder for an ampersand while codes are taken out; a private use character."""
+
+
+def _beside_sheet(package: Package, sheet: str, unread: Unread) -> Iterator[str]:
+    """Yield the texts of shapes and charts on a sheet, then its comments."""
+    listed = package.relations(sheet)
+    if any(each.kind in _EMBEDDED for each in listed):
+        unread.add("embedded files")
+    relations = [each for each in listed if each.target in package]
+    for each in relations:
+        if each.kind in ("drawing", "chart"):
+            yield from _OfficePart(package, each.target, unread).drawing_blocks()
+    threads = [each.target for each in relations if each.kind == "threadedComment"]
+    for part in [*threads, *(each.target for each in relations if each.kind == "comments")]:
+        for comment in package.xml(part).iter("{*}comment", "{*}threadedComment"):
+            pieces = (t.text or "" for t in comment.iter("{*}t", "{*}text") if local_name(t.getparent()) != "rPh")
+            text = in_row("".join(pieces))
+            if text and not (threads and text.startswith(_THREAD)):
+                yield f"{comment.get('ref', '')}: {text}"
+
+
+_THREAD: Final = "[Threaded comment]"
+"""Beginning of the form in which older versions of Excel are shown a comment."""
+
+
+def _for_calamine(package: Package, book: str, raw: bytes) -> bytes:
+    """Return the workbook with its parts where calamine looks for them; most are there already."""
+    expected = {"sharedStrings": "xl/sharedstrings.xml", "styles": "xl/styles.xml"}
+    relations = package.relations(book)
+    moved = {each.target: expected[each.kind] for each in relations if each.kind in expected}
+    moved = {old: new for old, new in {book: "xl/workbook.xml", **moved}.items() if _part_key(old) != new}
+    is_plain = all(mark not in each.stated for each in relations for mark in ("..", "%", "\\"))
+    if not moved and is_plain and "_rels/.rels" in package and not package.has_rooted_names:
+        return raw
+    from xml.sax.saxutils import quoteattr
+
+    listed = "".join(
+        f"<Relationship Id={quoteattr(each.id)} Type={quoteattr(_OFFICE_RELATION + each.kind)} "
+        f"Target={quoteattr('/' + moved.get(each.target, each.target))}/>"
+        for each in relations
+    )
+    out = BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        root = f'<Relationship Id="book" Type="{_OFFICE_RELATION}officeDocument" Target="xl/workbook.xml"/>'
+        archive.writestr("_rels/.rels", f'<Relationships xmlns="{_RELATIONS}">{root}</Relationships>')
+        archive.writestr("xl/_rels/workbook.xml.rels", f'<Relationships xmlns="{_RELATIONS}">{listed}</Relationships>')
+        for part in _each_once([book, *(each.target for each in relations if each.target in package)]):
+            archive.writestr(moved.get(part, part), package.read(part))
+    return out.getvalue()
+
+
+_RELATIONS: Final = "http://schemas.openxmlformats.org/package/2006/relationships"
+_OFFICE_RELATION: Final = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/"
 
 
 def _check_grid(name: str, sheet: bytes) -> None:
@@ -346,4 +860,4 @@ def _cell_text(value: Any) -> str:
             return format_time(value)
         case date() | time() | timedelta():
             return str(value)
-    return str(value).replace("\n", " ").replace("\t", " ")
+    return in_row(str(value))
