@@ -89,7 +89,7 @@ class Job(Item):
     @property
     def retry_count(self) -> int:
         """Return how many times the job was requeued."""
-        return retry_count_of(self._read_status())
+        return retry_count_of(self._known_status or self._read_status())
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Job(Item):
             values: JSON nodes to replace, by name; {} removes one.
             space_needed: bytes of working space.
         """
-        pause_nodes = self._move(
+        self._move(
             lambda now: (
                 self._target_state(now, JobState.ESTIMATING)
                 if now.state is JobState.PENDING
@@ -160,12 +160,11 @@ class Job(Item):
             ),
             message,
             unlock=not keep_lock,
-            read_after=(nodes.PAUSE_PATH,) if keep_lock else (),
             priority=priority,
             values=values,
             space_needed=space_needed,
         )
-        if any(pause_nodes):
+        if keep_lock and self._tree.is_paused():
             self.unlock()
         if self._held_lock is not None and space_needed is not None:
             self._cached_space = space_needed
@@ -335,19 +334,13 @@ class Job(Item):
         super()._forget_lock()
 
     def _change_as_holder(
-        self,
-        plan: Callable[[StatusNode], Sequence[Op]],
-        held_lock: HeldLock,
-        *,
-        unlock: bool,
-        read_after: Sequence[str],
-    ) -> list[StoredNode | None]:
+        self, plan: Callable[[StatusNode], Sequence[Op]], held_lock: HeldLock, *, unlock: bool
+    ) -> None:
         self._new_priority, self._new_nodes = None, {}
-        nodes_after = super()._change_as_holder(plan, held_lock, unlock=unlock, read_after=read_after)
+        super()._change_as_holder(plan, held_lock, unlock=unlock)
         if self._held_lock is held_lock:  # nobody else can change them now
             self._cached_nodes.update(self._new_nodes)
             self._priority = self._new_priority if self._priority is None else self._priority
-        return nodes_after
 
     def _read_json(self, name: str) -> dict[str, Any]:
         path = f"{self.path}/{name}"

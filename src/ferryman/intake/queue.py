@@ -463,20 +463,18 @@ class Acquirer:
             if job.id in self.damaged:
                 continue
             try:
-                queue_paths = (PAUSE_PATH, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSE_PATH,)
                 prefetch = sorted(self._prefetched[state])
                 paths = [f"{job.path}/{each}" for each in prefetch]
-                nodes = job.acquire(state, Check(f"{folder}/{name}"), read_after=(*queue_paths, *paths))
+                nodes = job.acquire(state, Check(f"{folder}/{name}"), read_after=paths)
                 if nodes is None:
                     continue
-                job.cache_nodes(dict(zip(prefetch, nodes[len(queue_paths) :], strict=True)), self._prefetched[state])
-                paused, *holds = nodes[: len(queue_paths)]
-                self._paused = paused is not None
+                job.cache_nodes(dict(zip(prefetch, nodes, strict=True)), self._prefetched[state])
+                self._paused = self._tree.is_paused()
                 if self._paused:
                     job.unlock()
                     return
                 job.note_entry(name)
-                if holds and holds[0] is not None and holds[0].children and self._is_on_hold(job):
+                if state is JobState.PENDING and self._is_on_hold(job):
                     job.set_status(JobState.HELD, "its collection is on hold")
                     job.unlock()
                     continue
@@ -490,6 +488,8 @@ class Acquirer:
             yield job
 
     def _is_on_hold(self, job: Job) -> bool:
+        if not self._tree.store.watched_children(COLLECTION_LOCKS):
+            return False
         name = effective_collection(self._tree, job)
         with suppress(UsageError):  # no lock can have such a name; the job's own consumer reports what is wrong with it
             return bool(name) and self._locks.check("collection", name)

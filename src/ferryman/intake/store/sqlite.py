@@ -249,8 +249,11 @@ class SqliteStore:
         ]
         yield from sorted(nodes, key=lambda one: one[0].split("/"))
 
-    def watch(self, path: str) -> SqliteWatch:
-        return SqliteWatch(self._watches, path, partial(self._child_counts, path))
+    def watched_children(self, path: str) -> Sequence[str]:
+        return self.children(path)
+
+    def watch(self, path: str, on_change: Callable[[], None] = lambda: None) -> SqliteWatch:
+        return SqliteWatch(self._watches, path, partial(self._child_counts, path), on_change)
 
     def _data_version(self) -> int:
         """Return a value that differs after every change by another process."""
@@ -535,13 +538,13 @@ class Watches:
     def __init__(self, data_version: Callable[[], int]) -> None:
         self._data_version = data_version
         self._lock = threading.Lock()
-        self._watches: WeakSet[SqliteWatch] = WeakSet()
+        self._by_path: dict[str, WeakSet[SqliteWatch]] = {}
         self._thread: threading.Thread | None = None
 
     def add(self, watch: SqliteWatch) -> None:
         before = self._data_version()  # not under our lock: a committer holds the file's and waits for ours
         with self._lock:
-            self._watches.add(watch)
+            self._by_path.setdefault(watch.path, WeakSet()).add(watch)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=_poll_until_unwatched, args=(ref(self), before), name="queue watch", daemon=True
@@ -550,33 +553,31 @@ class Watches:
 
     def remove(self, watch: SqliteWatch) -> None:
         with self._lock:
-            self._watches.discard(watch)
+            self._by_path.get(watch.path, WeakSet()).discard(watch)
 
     def notify(self, paths: Iterable[str]) -> None:
         """Notify the watches of these nodes: this store has changed their children, or created or removed them."""
-        if self._watches:
-            changed = set(paths)
-            self._wake(lambda watch: watch.path in changed)
-
-    def _wake(self, is_chosen: Callable[[SqliteWatch], bool]) -> None:
-        with self._lock:
-            watches = [watch for watch in self._watches if is_chosen(watch)]
-        for watch in watches:
-            watch.event.set()
+        if watched := self._by_path.keys() & set(paths):
+            with self._lock:
+                watches = [watch for path in watched for watch in self._by_path[path]]
+            for watch in watches:
+                watch.notify()
 
     def poll(self, last_version: int) -> int | None:
         """Check once for changes by other processes. Returns the data version; None if no watch is left, so that the
         thread ends."""
         with self._lock:
-            if not self._watches:
+            self._by_path = {path: watches for path, watches in self._by_path.items() if watches}
+            if not self._by_path:
                 self._thread = None
                 return None
+            paths = list(self._by_path)
         try:
             version = self._data_version()
         except FerrymanError:  # the waiting threads will meet the same error
             version = -1
         if version != last_version:
-            self._wake(lambda watch: True)
+            self.notify(paths)
         return version
 
 
@@ -594,26 +595,36 @@ def _poll_until_unwatched(watches: ref[Watches], last_version: int) -> None:
 class SqliteWatch:
     """Waits for a change of a node's children. ``read_counts``: reads the node's ``ChildCounts``."""
 
-    def __init__(self, watches: Watches, path: str, read_counts: Callable[[], ChildCounts]) -> None:
-        self._watches, self.path, self._read_counts = watches, path, read_counts
-        self.event = threading.Event()
+    def __init__(
+        self,
+        watches: Watches,
+        path: str,
+        read_counts: Callable[[], ChildCounts],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._watches, self.path, self._read_counts, self._on_change = watches, path, read_counts, on_change
+        self._event = threading.Event()
         """Set when something may have changed, or the watch is closed."""
         self._closed = False
         watches.add(self)
         self._before = read_counts()
 
+    def notify(self) -> None:
+        self._event.set()
+        self._on_change()
+
     def wait(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        while self.event.wait(max(0.0, deadline - time.monotonic())):
-            self.event.clear()
+        while self._event.wait(max(0.0, deadline - time.monotonic())):
+            self._event.clear()
             if self._closed:
                 return False
             if self._read_counts() != self._before:
-                self.event.set()  # keep it set for later calls
+                self._event.set()  # keep it set for later calls
                 return True
         return False
 
     def close(self) -> None:
         self._closed = True
         self._watches.remove(self)
-        self.event.set()
+        self._event.set()
