@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
+import msgspec
+
 from ferryman.errors import plain_text
 from ferryman.intake.errors import ItemLocked, LockLost, NodeInvalid, StateError
 from ferryman.intake.nodes import access_path, decode_node, encode_node, number_of, numbered_name
@@ -59,6 +61,11 @@ class Item:
     def path(self) -> str:
         """Return the path of the item's node."""
         raise NotImplementedError
+
+    @property
+    def urgency(self) -> tuple[int, str]:
+        """Return a key by which items of a kind sort in the order in which they would be acquired."""
+        return 0, self.id
 
     @property
     def _status_path(self) -> str:
@@ -242,7 +249,8 @@ class Item:
         if status is None or not status_sets:
             return status
         node = status.node._replace(data=status_sets[0].data, version=status.node.version + 1)
-        return self.decode_status(node)
+        values = msgspec.json.decode(node.data)
+        return StatusNode(node, values, self.table.states(values["status"]))
 
     def _refuse_locked(self, conflict: Conflict) -> None:
         if conflict.path == self._lock_path and conflict.reason is ConflictReason.EXISTS:

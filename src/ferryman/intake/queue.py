@@ -297,20 +297,21 @@ class JobQueue:
         entries = [name for one in states for name in self._tree.store.children(state_path(one))]
         return list(dict.fromkeys(job_of_entry(name) for name in sorted(entries)))
 
-    def watch_jobs(self, state: str) -> Watch:
+    def watch_jobs(self, state: str, on_change: Callable[[], None] = lambda: None) -> Watch:
         """Watch the jobs in a state from now on: ``watch.wait(10)`` returns as soon as a job enters or leaves the
         state.
 
-        Create the watch first, then try to acquire, then wait, so that no change in between is missed.
+        Create the watch first, then try to acquire, then wait, so that no change in between is missed. ``on_change`` is
+        called when there may be a change, in any thread; it must neither block nor use the queue.
 
         Raises:
             UsageError: there is no such state.
         """
-        return self._tree.store.watch(state_path(_parse_state(JobState, state)))
+        return self._tree.store.watch(state_path(_parse_state(JobState, state)), on_change)
 
-    def watch_batches(self) -> Watch:
+    def watch_batches(self, on_change: Callable[[], None] = lambda: None) -> Watch:
         """Watch for batches that are submitted or removed from now on, as ``watch_jobs`` does for jobs."""
-        return self._tree.store.watch(BATCHES)
+        return self._tree.store.watch(BATCHES, on_change)
 
     # --- access requests ----------------------------------------------------------------------------------------------
 

@@ -30,6 +30,12 @@ _COLUMNS = "data, version, children, numbered, owner, creation, created, modifie
 _OWNER_IS_ALIVE = "EXISTS (SELECT 1 FROM session WHERE id = owner AND boot = ? AND expires > ?)"
 
 
+def _key(path: str) -> tuple[str, str]:
+    """Return the columns ``parent`` and ``name`` of a node."""
+    parent, _, name = path.rpartition("/")
+    return parent or ("/" if name else ""), name
+
+
 class SqliteStore:
     """A tree of nodes in the table ``node`` of an SQLite file."""
 
@@ -96,7 +102,7 @@ class SqliteStore:
 
     def _apply(self, index: int, op: Op, session: int) -> None:
         run = self._connection.execute
-        parent, name = parent_of(op.path), name_of(op.path)
+        parent, name = _key(op.path)
         if isinstance(op, Create):
             self._create(index, op, session)
         elif isinstance(op, Delete):
@@ -125,7 +131,7 @@ class SqliteStore:
                 raise Conflict(index, op.path, ConflictReason.CHANGED)
 
     def _create(self, index: int, op: Create, session: int) -> None:
-        parent, name = parent_of(op.path), name_of(op.path)
+        parent, name = _key(op.path)
         if op.numbered:
             parent_node = self._read_any(parent)
             if parent_node is not None and not name.endswith(f"{parent_node.next_number:010d}"):
@@ -137,7 +143,7 @@ class SqliteStore:
             self._connection.execute(
                 "INSERT INTO node (parent, name, data, owner, created, modified, creation) SELECT ?, ?, ?, ?, ?, ?,"
                 " numbered FROM node WHERE parent = ? AND name = ?",  # the parent issues each number only once
-                (parent, name, op.data, owner, now, now, parent_of(parent), name_of(parent)),
+                (parent, name, op.data, owner, now, now, *_key(parent)),
             )
         except sqlite3.IntegrityError:
             raise Conflict(index, op.path, ConflictReason.EXISTS) from None
@@ -148,7 +154,7 @@ class SqliteStore:
         cursor = self._connection.execute(
             "UPDATE node SET children = children + ?, numbered = numbered + ?"
             " WHERE parent = ? AND name = ? AND owner = 0",
-            (children, numbered, parent_of(path), name_of(path)),
+            (children, numbered, *_key(path)),
         )
         return bool(cursor.rowcount)
 
@@ -196,7 +202,7 @@ class SqliteStore:
     def _read_any(self, path: str) -> StoredNode | None:
         """Read a node, even if its session is dead."""
         query = f"SELECT {_COLUMNS} FROM node WHERE parent = ? AND name = ?"
-        row = self._connection.execute(query, (parent_of(path), name_of(path))).fetchone()
+        row = self._connection.execute(query, _key(path)).fetchone()
         return StoredNode(*row) if row else None
 
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
@@ -557,11 +563,10 @@ class Watches:
 
     def notify(self, paths: Iterable[str]) -> None:
         """Notify the watches of these nodes: this store has changed their children, or created or removed them."""
-        if watched := self._by_path.keys() & set(paths):
-            with self._lock:
-                watches = [watch for path in watched for watch in self._by_path[path]]
-            for watch in watches:
-                watch.notify()
+        with self._lock:
+            watches = [watch for path in self._by_path.keys() & set(paths) for watch in self._by_path[path]]
+        for watch in watches:
+            watch.notify()
 
     def poll(self, last_version: int) -> int | None:
         """Check once for changes by other processes. Returns the data version; None if no watch is left, so that the
@@ -610,8 +615,9 @@ class SqliteWatch:
         self._before = read_counts()
 
     def notify(self) -> None:
-        self._event.set()
-        self._on_change()
+        if not self._event.is_set():
+            self._event.set()
+            self._on_change()
 
     def wait(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
