@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
+import msgspec
+
 from ferryman.errors import plain_text
 from ferryman.intake.errors import ItemLocked, LockLost, NodeInvalid, StateError
 from ferryman.intake.nodes import access_path, decode_node, encode_node, number_of, numbered_name
@@ -59,6 +61,11 @@ class Item:
     def path(self) -> str:
         """Return the path of the item's node."""
         raise NotImplementedError
+
+    @property
+    def urgency(self) -> tuple[int, str]:
+        """Return a key by which items of a kind sort in the order in which they would be acquired."""
+        return 0, self.id
 
     @property
     def _status_path(self) -> str:
@@ -139,35 +146,22 @@ class Item:
         *,
         unlock: bool = False,
         revoke: bool = False,
-        read_after: Sequence[str] = (),
         **options: Any,
-    ) -> list[StoredNode | None]:
+    ) -> None:
         """Move to the state that ``choose`` returns for the present one; ``choose`` may raise.
 
         Args:
             options: keyword arguments of ``_move_ops``.
         """
         text = trim_message(message)
-        return self._change(
-            lambda now: self._move_ops(now, choose(now), text, **options),
-            unlock=unlock,
-            revoke=revoke,
-            read_after=read_after,
-        )
+        self._change(lambda now: self._move_ops(now, choose(now), text, **options), unlock=unlock, revoke=revoke)
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def _change(
-        self,
-        plan: Callable[[StatusNode], Sequence[Op]],
-        *,
-        unlock: bool = False,
-        revoke: bool = False,
-        read_after: Sequence[str] = (),
-    ) -> list[StoredNode | None]:
+        self, plan: Callable[[StatusNode], Sequence[Op]], *, unlock: bool = False, revoke: bool = False
+    ) -> None:
         """Commit the operations that ``plan`` makes from the present status, if this object may change the item.
-
-        Returns the nodes at ``read_after`` as they are after the commit, if this object holds the lock.
 
         Raises:
             ItemLocked, LockLost: this object may not change the item; nothing was changed.
@@ -176,21 +170,15 @@ class Item:
         if revoke:
             self._change_and_revoke(plan)
         elif self._held_lock is not None:
-            return self._change_as_holder(plan, self._held_lock, unlock=unlock, read_after=read_after)
+            self._change_as_holder(plan, self._held_lock, unlock=unlock)
         elif self._ever_held:
             raise LockLost(self._lock_path)
         else:
             self._change_unlocked(plan)
-        return []
 
     def _change_as_holder(
-        self,
-        plan: Callable[[StatusNode], Sequence[Op]],
-        held_lock: HeldLock,
-        *,
-        unlock: bool,
-        read_after: Sequence[str],
-    ) -> list[StoredNode | None]:
+        self, plan: Callable[[StatusNode], Sequence[Op]], held_lock: HeldLock, *, unlock: bool
+    ) -> None:
         """Commit a change as the holder of the item's lock; plan it again if the status node changed meanwhile."""
         now, ops = self._known_status, list[Op]()
 
@@ -203,7 +191,7 @@ class Item:
 
         try:
             try:
-                nodes = self._tree.change(plan_again, held_lock, read_after=read_after)
+                self._tree.change(plan_again, held_lock)
             except StateError:  # which counts only if the item is still in a state that this object works on
                 self._tree.commit([], held_lock)
                 raise
@@ -213,7 +201,6 @@ class Item:
         self._known_status = self._status_after(now, ops)
         if unlock:
             self._forget_lock()
-        return nodes
 
     def _change_unlocked(self, plan: Callable[[StatusNode], Sequence[Op]]) -> None:
         """Commit a change of an item that nobody holds; the commit acquires and releases the lock."""
@@ -262,7 +249,8 @@ class Item:
         if status is None or not status_sets:
             return status
         node = status.node._replace(data=status_sets[0].data, version=status.node.version + 1)
-        return self.decode_status(node)
+        values = msgspec.json.decode(node.data)
+        return StatusNode(node, values, self.table.states(values["status"]))
 
     def _refuse_locked(self, conflict: Conflict) -> None:
         if conflict.path == self._lock_path and conflict.reason is ConflictReason.EXISTS:

@@ -46,6 +46,8 @@ class Job(Item):
         self._priority: int | None = None
         self._cached_nodes: dict[str, StoredNode | None] = {}
         """JSON nodes that were read under the lock, so that nobody else can have changed them."""
+        self._decoded: dict[str, tuple[bytes, dict[str, Any]]] = {}
+        """Content of JSON nodes, and the bytes that it was decoded from."""
         self._cached_space: int | None = None
         """Working space in bytes, as this object set it under the lock."""
         self._new_priority: int | None = None
@@ -58,6 +60,10 @@ class Job(Item):
     @property
     def path(self) -> str:
         return job_path(self.id)
+
+    @property
+    def urgency(self) -> tuple[int, str]:
+        return nodes.PRIORITY_IN_NAME_MAX if self._priority is None else self._priority, self.id
 
     # --- what it holds ------------------------------------------------------------------------------------------------
 
@@ -89,7 +95,7 @@ class Job(Item):
     @property
     def retry_count(self) -> int:
         """Return how many times the job was requeued."""
-        return retry_count_of(self._read_status())
+        return retry_count_of(self._known_status or self._read_status())
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -152,7 +158,7 @@ class Job(Item):
             values: JSON nodes to replace, by name; {} removes one.
             space_needed: bytes of working space.
         """
-        pause_nodes = self._move(
+        self._move(
             lambda now: (
                 self._target_state(now, JobState.ESTIMATING)
                 if now.state is JobState.PENDING
@@ -160,12 +166,11 @@ class Job(Item):
             ),
             message,
             unlock=not keep_lock,
-            read_after=(nodes.PAUSE_PATH,) if keep_lock else (),
             priority=priority,
             values=values,
             space_needed=space_needed,
         )
-        if any(pause_nodes):
+        if keep_lock and self._tree.is_paused():
             self.unlock()
         if self._held_lock is not None and space_needed is not None:
             self._cached_space = space_needed
@@ -279,24 +284,29 @@ class Job(Item):
         Raises:
             NodeInvalid: a node is missing or malformed.
         """
-        names = ("status", "bid", "priority", "space_needed", *JSON_NODES)
+        names: tuple[str, ...] = ("status", "bid", "priority", "space_needed", *JSON_NODES)
         cached = dict(self._cached_nodes) if self._held_lock is not None else {}
         if self._held_lock is not None and self._known_status is not None:
             cached["status"] = self._known_status.node
         self._not_prefetched |= set(JSON_NODES) - cached.keys()
+        if self._held_lock is not None and self._cached_space is not None and self._priority is not None:
+            names = tuple(name for name in names if name not in ("priority", "space_needed"))
         missing = [name for name in names if name not in cached]
         paths = [f"{self.path}/{name}" for name in missing]
         node_by_name = {**cached, **dict(zip(missing, self._tree.store.read(paths), strict=True))}
         if "status" in missing:
             self.decode_status(node_by_name["status"])
-        for name in ("bid", "priority", "space_needed"):
+        for name in set(names) - set(JSON_NODES):
             if node_by_name[name] is None:
                 raise NodeInvalid(f"{self.path}/{name}", "is not there")
         self._batch_id = decode_text(f"{self.path}/bid", _data_of(node_by_name["bid"]))
-        self._priority = decode_integer(f"{self.path}/priority", _data_of(node_by_name["priority"]))
-        decode_integer(f"{self.path}/space_needed", _data_of(node_by_name["space_needed"]))
-        for name in JSON_NODES:
-            node = node_by_name[name]
+        if "priority" in names:
+            self._priority = decode_integer(f"{self.path}/priority", _data_of(node_by_name["priority"]))
+            decode_integer(f"{self.path}/space_needed", _data_of(node_by_name["space_needed"]))
+        json_nodes = {name: node_by_name[name] for name in JSON_NODES}
+        if self._held_lock is not None:
+            self._cached_nodes.update(json_nodes)
+        for name, node in json_nodes.items():
             if node is not None:
                 decode_node(f"{self.path}/{name}", node.data)
         return self
@@ -335,24 +345,23 @@ class Job(Item):
         super()._forget_lock()
 
     def _change_as_holder(
-        self,
-        plan: Callable[[StatusNode], Sequence[Op]],
-        held_lock: HeldLock,
-        *,
-        unlock: bool,
-        read_after: Sequence[str],
-    ) -> list[StoredNode | None]:
+        self, plan: Callable[[StatusNode], Sequence[Op]], held_lock: HeldLock, *, unlock: bool
+    ) -> None:
         self._new_priority, self._new_nodes = None, {}
-        nodes_after = super()._change_as_holder(plan, held_lock, unlock=unlock, read_after=read_after)
+        super()._change_as_holder(plan, held_lock, unlock=unlock)
         if self._held_lock is held_lock:  # nobody else can change them now
             self._cached_nodes.update(self._new_nodes)
             self._priority = self._new_priority if self._priority is None else self._priority
-        return nodes_after
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        path = f"{self.path}/{name}"
         node = self._read_node(name)
-        return {} if node is None else decode_node(path, node.data)
+        if node is None:
+            return {}
+        data, values = self._decoded.get(name, (b"", {}))
+        if data is not node.data:
+            values = decode_node(f"{self.path}/{name}", node.data)
+            self._decoded[name] = node.data, values
+        return dict(values)
 
     def _read_node(self, name: str) -> StoredNode | None:
         """Read a JSON node; only once while this object holds the lock."""

@@ -297,20 +297,21 @@ class JobQueue:
         entries = [name for one in states for name in self._tree.store.children(state_path(one))]
         return list(dict.fromkeys(job_of_entry(name) for name in sorted(entries)))
 
-    def watch_jobs(self, state: str) -> Watch:
+    def watch_jobs(self, state: str, on_change: Callable[[], None] = lambda: None) -> Watch:
         """Watch the jobs in a state from now on: ``watch.wait(10)`` returns as soon as a job enters or leaves the
         state.
 
-        Create the watch first, then try to acquire, then wait, so that no change in between is missed.
+        Create the watch first, then try to acquire, then wait, so that no change in between is missed. ``on_change`` is
+        called when there may be a change, in any thread; it must neither block nor use the queue.
 
         Raises:
             UsageError: there is no such state.
         """
-        return self._tree.store.watch(state_path(_parse_state(JobState, state)))
+        return self._tree.store.watch(state_path(_parse_state(JobState, state)), on_change)
 
-    def watch_batches(self) -> Watch:
+    def watch_batches(self, on_change: Callable[[], None] = lambda: None) -> Watch:
         """Watch for batches that are submitted or removed from now on, as ``watch_jobs`` does for jobs."""
-        return self._tree.store.watch(BATCHES)
+        return self._tree.store.watch(BATCHES, on_change)
 
     # --- access requests ----------------------------------------------------------------------------------------------
 
@@ -463,20 +464,18 @@ class Acquirer:
             if job.id in self.damaged:
                 continue
             try:
-                queue_paths = (PAUSE_PATH, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSE_PATH,)
                 prefetch = sorted(self._prefetched[state])
                 paths = [f"{job.path}/{each}" for each in prefetch]
-                nodes = job.acquire(state, Check(f"{folder}/{name}"), read_after=(*queue_paths, *paths))
+                nodes = job.acquire(state, Check(f"{folder}/{name}"), read_after=paths)
                 if nodes is None:
                     continue
-                job.cache_nodes(dict(zip(prefetch, nodes[len(queue_paths) :], strict=True)), self._prefetched[state])
-                paused, *holds = nodes[: len(queue_paths)]
-                self._paused = paused is not None
+                job.cache_nodes(dict(zip(prefetch, nodes, strict=True)), self._prefetched[state])
+                self._paused = self._tree.is_paused()
                 if self._paused:
                     job.unlock()
                     return
                 job.note_entry(name)
-                if holds and holds[0] is not None and holds[0].children and self._is_on_hold(job):
+                if state is JobState.PENDING and self._is_on_hold(job):
                     job.set_status(JobState.HELD, "its collection is on hold")
                     job.unlock()
                     continue
@@ -490,6 +489,8 @@ class Acquirer:
             yield job
 
     def _is_on_hold(self, job: Job) -> bool:
+        if not self._tree.store.watched_children(COLLECTION_LOCKS):
+            return False
         name = effective_collection(self._tree, job)
         with suppress(UsageError):  # no lock can have such a name; the job's own consumer reports what is wrong with it
             return bool(name) and self._locks.check("collection", name)

@@ -12,7 +12,17 @@ from typing import Any, Final, NamedTuple
 
 from ferryman.errors import UsageError, plain_text
 from ferryman.intake.errors import LockLost, NodeInvalid
-from ferryman.intake.nodes import COLLECTION_LOCKS, LOCKS, QUEUE_LOCKS, check_size, decode_node, format_time, node_name
+from ferryman.intake.nodes import (
+    COLLECTION_LOCKS,
+    LOCKS,
+    PAUSE_PATH,
+    QUEUE_LOCKS,
+    check_size,
+    decode_node,
+    format_time,
+    name_of,
+    node_name,
+)
 from ferryman.intake.store import (
     Check,
     Conflict,
@@ -85,6 +95,10 @@ class NodeTree:
             NodeInvalid: it is not there, or holds something else.
         """
         return decode_node(path, self.get(path).data)
+
+    def is_paused(self) -> bool:
+        """Return whether the queue is paused, as of the store's last commit or later."""
+        return name_of(PAUSE_PATH) in self.store.watched_children(QUEUE_LOCKS)
 
     def create_missing(self, folders: Iterable[str]) -> list[Op]:
         """Return the operations that create missing folders, each after its parent."""
@@ -227,8 +241,8 @@ class Locks:
 
     def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
-        self._own_paths: dict[tuple[str, str], str] = {}
-        """(kind, name) -> path of a lock that was acquired through this object."""
+        self._own: dict[tuple[str, str], HeldLock] = {}
+        """(kind, name) -> lock that was acquired through this object, unless it is persistent."""
 
     def lock(self, kind: str, name: str | None = None) -> bool:
         """Acquire a lock. Returns False if anybody holds it, including this process.
@@ -238,29 +252,30 @@ class Locks:
         """
         lock_kind = _lock_kind(kind, name)
         session = None if lock_kind.is_persistent else self._tree.store.session()
-        is_free, path = False, ""
+        is_free, path = False, list[str]()
 
         def plan() -> list[Op]:
-            nonlocal is_free, path
+            nonlocal is_free
             folder = self._tree.get(lock_kind.folder)
             held_names = self._held_nodes(lock_kind, name) if lock_kind.node or folder.children else {}
             is_free = (name or "") not in held_names.values() and "" not in held_names.values()
             if not is_free:
                 return []
-            path = f"{lock_kind.folder}/{_first_free_name(lock_kind.node or node_name(name or ''), set(held_names))}"
-            create = Create(path, check_size(path, (name or "").encode()), ephemeral=not lock_kind.is_persistent)
+            node = _first_free_name(lock_kind.node or node_name(name or ""), set(held_names))
+            path[:] = [f"{lock_kind.folder}/{node}"]
+            create = Create(path[0], check_size(path[0], (name or "").encode()), ephemeral=not lock_kind.is_persistent)
             # The folder's own data stays empty. Setting it anyway makes the commits of others who are choosing a node
             # for a name fail, so that a name cannot be locked twice under two nodes.
             return [create] if lock_kind.node else [create, Set(lock_kind.folder, b"", folder.version)]
 
         while True:
             try:
-                self._tree.change(plan, session=session)
+                nodes = self._tree.change(plan, session=session, read_after=path)
             except SessionLost:
                 session = self._tree.store.session()  # the session ended just now: use the next one
             else:
-                if is_free and name:
-                    self._own_paths[kind, name] = path
+                if is_free and session is not None and nodes[0] is not None:
+                    self._own[kind, name or ""] = HeldLock(path[0], session, nodes[0].creation)
                 return is_free
 
     def check(self, kind: str, name: str | None = None) -> bool:
@@ -279,24 +294,23 @@ class Locks:
             UsageError: there is no such kind, or it needs a name, or none.
         """
         lock_kind = _lock_kind(kind, name)
-        known_path = self._own_paths.pop((kind, name or ""), None)
-        if known_path is not None and self._remove(known_path, (name or "").encode()):
-            return
+        own = self._own.pop((kind, name or ""), None)
+        if own is not None:
+            with suppress(Conflict, LockLost):  # otherwise it is gone, and somebody else may hold it
+                self._tree.commit([Delete(own.path)], own)
+                return
         for node, holds in self._held_nodes(lock_kind, name).items():
             if holds in ("", name or ""):
                 self._remove(f"{lock_kind.folder}/{node}")
 
-    def _remove(self, path: str, data: bytes | None = None) -> bool:
-        """Remove a lock if this session may; ``data``: only if its node contains that. Returns whether it existed."""
+    def _remove(self, path: str) -> None:
+        """Remove a lock if this session may."""
         node = self._tree.find(path)
         if node is None or (node.owner and not self._tree.store.is_alive(node.owner)):
-            return False
-        if data is not None and node.data != data:
-            return False
+            return
         with suppress(Conflict, SessionLost):  # already gone
             same_lock = Check(path, creation=node.creation)
             self._tree.store.commit([same_lock, Delete(path)], session=node.owner or None)
-        return True
 
     def revoke(self, kind: str, name: str | None = None) -> bool:
         """Revoke a lock, whoever holds it. Returns whether it was locked.

@@ -7,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 EVERY_S = 0.05
+PADDING = "x" * 100
+"""Makes the headers last several seconds: longer than what others do meanwhile, shorter than a receiver may take."""
 
 
 class Dribble:
@@ -33,7 +35,7 @@ class Dribble:
             def _answer(self, content: bytes) -> None:
                 dribble.came.append((self.command, self.path))
                 size = len(dribble.contents[self.path])
-                head = f"HTTP/1.1 200 OK\r\ncontent-length: {size}\r\n\r\n".encode()
+                head = f"HTTP/1.1 200 OK\r\ncontent-length: {size}\r\nx-padding: {PADDING}\r\n\r\n".encode()
                 at_once = b"" if self.path.startswith("/headers/") else head
                 try:
                     self.wfile.write(at_once)

@@ -10,84 +10,178 @@ from typing import Any
 
 import pytest
 
-from ferryman.intake import JobState
+from ferryman.intake import JobState, QueueLost
 from ferryman.intake.queue import Acquirer
 from ferryman.intake.service import stages
+from ferryman.intake.service.errors import SlowHost, TryLater
 from ferryman.intake.service.fetch import FetchedFile
+from ferryman.intake.service.scheduler import LaneWatch, Scheduler, WorkLane
 from ferryman.intake.service.stages import StageResult
-from ferryman.intake.service.workers import HandOff, QueueWatcher
 from tests.intake.service.place import Place, until
 
 
 class HeldJob:
-    """A job, as far as a hand-off needs one."""
+    """A job, as far as a scheduler needs one."""
 
-    def __init__(self) -> None:
-        self.locked = True
+    def __init__(self, priority: int = 5, id: str = "jid1") -> None:
+        self.urgency, self.locked = (priority, id), True
 
     def unlock(self) -> None:
         self.locked = False
 
 
-def waiting(hand_off: HandOff, found: list[Any]) -> threading.Thread:
-    """A thread that has nothing to do, until a job is handed over to it."""
+class World:
+    """A scheduler whose clock stands still, and what its threads have worked on."""
 
-    def run() -> None:
-        while not hand_off.wait(60.0):
-            pass
-        found.append(hand_off.take())
+    def __init__(self) -> None:
+        self.now, self.stop, self.done, self.lines = 0.0, threading.Event(), list[Any](), list[str]()
+        self.scheduler = Scheduler(self.stop, self.lines.append, lambda: self.now)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
+    def lane(self, threads: int, work: Callable[[Any], object] | None = None, **options: Any) -> WorkLane:
+        return self.scheduler.add(WorkLane("test", threads, None, work or self.done.append, **options))
 
-
-def test_a_job_is_handed_over_to_who_has_nothing_to_do() -> None:
-    """And to nobody else: as many as threads wait."""
-    hand_off, found, jobs = HandOff(), list[Any](), [HeldJob() for _ in range(3)]
-    given: Any = jobs
-    assert not hand_off.offer(given[0])
-    threads = [waiting(hand_off, found) for _ in range(2)]
-    until(lambda: hand_off._idle == 2)
-    assert [hand_off.offer(each) for each in given] == [True, True, False]
-    for thread in threads:
-        thread.join()
-    assert found == jobs[:2] or found == jobs[1::-1]
-    assert all(job.locked for job in jobs)
+    def close(self) -> None:
+        self.stop.set()
+        self.scheduler.close()
 
 
-def test_a_call_that_came_before_the_wait_is_heard() -> None:
-    """Whoever has looked before the call looks again, and one look answers it."""
-    hand_off = HandOff()
-    hand_off.wake_one()
-    assert hand_off.wait(60.0)
-    assert not hand_off.wait(0.0)
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
 
 
-def test_at_the_end_jobs_are_given_back() -> None:
-    """Those that nobody has taken; nobody waits any more."""
-    hand_off, job = HandOff(), HeldJob()
-    given: Any = job
-    threads = [waiting(hand_off, [])]
-    until(lambda: hand_off._idle == 1)
-    with hand_off._changed:  # the thread does not come to take it
-        hand_off._handed_over.append(given)
-    hand_off.close()
-    threads[0].join()
-    assert not job.locked
-    assert not hand_off.offer(given)
-    assert hand_off.wait(60.0)
+def test_the_most_urgent_job_that_is_ready_comes_first(world: World) -> None:
+    """Of jobs of one priority the oldest; a job whose lock was lost is dropped."""
+    lane = world.lane(1)
+    jobs = [HeldJob(5, "jid1"), HeldJob(5, "jid2"), HeldJob(1, "jid3"), HeldJob(0, "jid4")]
+    jobs[3].locked = False
+    for job in (jobs[1], jobs[0], jobs[3], jobs[2]):
+        world.scheduler.put(lane, job)
+    world.scheduler.start()
+    until(lambda: len(world.done) == 3)
+    assert world.done == [jobs[2], jobs[0], jobs[1]]
 
 
-def test_nobody_looks_out_while_all_work() -> None:
+def test_a_more_urgent_job_of_the_queue_is_not_passed_over(world: World) -> None:
+    """For one that waits here: a thread looks before it takes one."""
+    urgent, waiting = HeldJob(1, "jid9"), HeldJob(5, "jid1")
+    lane = world.lane(1)
+    there = [urgent]
+    lane.acquire, lane.look_at = lambda: there.pop() if there else None, 0.0
+    world.scheduler.put(lane, waiting)
+    world.scheduler.start()
+    until(lambda: len(world.done) == 2)
+    assert world.done == [urgent, waiting]
+
+
+def test_a_lane_has_as_many_threads_as_it_was_given(world: World) -> None:
+    """However many items wait there; the threads of other lanes are free."""
+    going_on, at_work = threading.Event(), list[Any]()
+
+    def work(item: Any) -> None:
+        at_work.append(item)
+        assert going_on.wait(300)
+
+    full, other = world.lane(2, work), world.lane(1)
+    world.scheduler.start()
+    for n in range(5):
+        world.scheduler.put(full, HeldJob(5, f"jid{n}"))
+    until(lambda: len(at_work) == 2)
+    world.scheduler.put(other, HeldJob())
+    until(lambda: len(world.done) == 1)
+    assert (len(at_work), full.busy, len(full.ready)) == (2, 2, 3)
+    assert [world.scheduler.has_room(full, waiting) for waiting in (3, 4)] == [False, True]
+    going_on.set()
+    until(lambda: len(at_work) == 5)
+
+
+def test_what_cannot_be_done_now_is_tried_again_when_it_is_time(world: World) -> None:
+    """Others are worked on meanwhile; an item on a slow host goes to the lane for those."""
+    slow_done, tries = list[Any](), list[Any]()
+
+    def work(item: Any) -> None:
+        tries.append(item)
+        if item is slow:
+            raise SlowHost("host")
+        if item is later and tries.count(item) == 1:
+            raise TryLater("not now", 60.0)
+        world.done.append(item)
+
+    slow_lane = world.lane(1, slow_done.append)
+    lane = world.lane(1, work, slow=slow_lane)
+    later, slow, good = HeldJob(1, "jid1"), HeldJob(2, "jid2"), HeldJob(3, "jid3")
+    for job in (later, slow, good):
+        world.scheduler.put(lane, job)
+    world.scheduler.start()
+    until(lambda: world.done == [good] and slow_done == [slow])
+    assert world.scheduler.has_delayed()
+    assert later.locked
+    world.now = 60.0
+    world.scheduler.put(lane, HeldJob(9, "jid4"))
+    until(lambda: len(world.done) == 3)
+    assert world.done[1] is later
+
+
+def test_a_call_that_came_during_a_look_is_heard(world: World) -> None:
+    """Whoever has looked before the call looks again."""
+    looks = list[int]()
+
+    def acquire() -> None:
+        looks.append(len(looks))
+        if len(looks) == 1:
+            world.scheduler.wake(lane, at_once=True)
+
+    lane = world.lane(1)
+    lane.acquire, lane.look_at = acquire, 0.0
+    world.scheduler.start()
+    until(lambda: len(looks) == 2)
+    until(lambda: not lane.is_looking and lane.look_at > 0.0)
+    assert len(looks) == 2
+
+
+def test_at_the_end_jobs_are_given_back(world: World) -> None:
+    """Those that nobody has taken, and those that come later; nobody waits any more."""
+    lane, jobs = world.lane(0), [HeldJob(), HeldJob()]
+    world.scheduler.put(lane, jobs[0])
+    world.close()
+    world.scheduler.try_later(lane, jobs[1], TryLater("not now"))
+    assert [job.locked for job in jobs] == [False, False]
+    assert not world.scheduler.put(lane, HeldJob())
+    assert not world.scheduler.has_room(lane, 5)
+    world.scheduler.wait(lane, 300.0)
+
+
+def test_an_error_gives_the_item_back_and_pauses_its_lane(world: World) -> None:
+    """A lost queue is reported once, however often it is tried; the threads go on."""
+
+    def work(item: Any) -> None:
+        raise QueueLost("no server answers") if item.urgency[0] == 5 else KeyError("odd")
+
+    lane, jobs = world.lane(1, work), [HeldJob(5, f"jid{n}") for n in range(3)]
+    odd = HeldJob(9)
+    world.scheduler.start()
+    for job in [*jobs, odd]:
+        world.scheduler.put(lane, job)
+    until(lambda: not odd.locked)
+    assert not any(job.locked for job in jobs)
+    until(lambda: len(world.lines) == 2)
+    assert world.lines[0] == "no server answers"
+    assert "KeyError" in world.lines[1]
+
+
+def test_nobody_looks_out_while_all_work(world: World) -> None:
     """A watch of a long list is not made for nothing."""
-    hand_off, stop = HandOff(), threading.Event()
-
-    def watch() -> Any:
-        raise AssertionError("a watch was made")
-
-    stop.set()
-    assert not QueueWatcher(hand_off, watch, lambda: False, stop).turn()
+    going_on, watches = threading.Event(), list[Any]()
+    lane = world.lane(1, lambda item: going_on.wait(300), watch=LaneWatch(watches.append))  # type: ignore[arg-type]
+    world.scheduler.put(lane, HeldJob())
+    world.scheduler.start()
+    until(lambda: lane.busy == 1)
+    world.scheduler.wake(lane, at_once=True)
+    assert watches == []
+    world.stop.set()
+    going_on.set()
 
 
 @pytest.fixture
@@ -116,11 +210,11 @@ def submitted(intake: Place, count: int, **columns: Any) -> None:
 
 
 def test_quick_work_needs_no_other_thread(intake: Place, acquired: dict[str, int]) -> None:
-    """A small job of this machine's files is locked three times: before the plan, for it, and after it."""
+    """A small job of this machine's files is locked once, for its whole way."""
     submitted(intake, 12)
     intake.serve()
     assert set(intake.jobs().values()) == {"Completed"}
-    assert acquired == {"Pending": 12, "Processing": 12, "Storing": 12}
+    assert acquired == {"Pending": 12}
     assert len(intake.rows()) == 12
     assert intake.queue.audit() == []
 

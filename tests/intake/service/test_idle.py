@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ferryman.intake import JobQueue
+from ferryman.intake import Job, JobQueue
 from ferryman.intake.nodes import BATCHES, state_path
 from ferryman.intake.queue import OPERATOR_POLL_S, Acquirer
-from ferryman.intake.service.workers import HandOff, QueueWatcher
+from ferryman.intake.service.scheduler import EMPTY_POLL_S, QUIET_POLL_S, LaneWatch, Scheduler, WorkLane
 from tests.intake.conftest import Opening, opening, place, queue, url
 from tests.intake.service.place import Place, until
 
@@ -105,35 +105,44 @@ def test_a_held_batch_that_is_released_is_taken_up(queue: JobQueue, verb: str) -
 
 
 def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
-    """One thread looks once when it begins; a job that comes wakes it."""
+    """One thread looks when it begins, and again after some seconds whether it is empty; then a job that comes wakes
+    it."""
     batch = queue.create_batch({"submitter": "test"})
-    hand_off, stop, woken = HandOff(), threading.Event(), list[bool]()
-    looked = threading.Event()
+    now, stop, found, looked, asked = [0.0], threading.Event(), list[str](), list[float](), list[float]()
+
+    def acquire() -> Job | None:
+        looked.append(now[0])
+        return queue.acquire_job("Pending")
 
     def is_empty() -> bool:
+        asked.append(now[0])
         node = queue.tree.find(state_path("Pending"))
-        looked.set()
         return node is not None and not node.children
 
-    watcher = QueueWatcher(hand_off, lambda: queue.watch_jobs("Pending"), is_empty, stop)
-    looking = threading.Thread(target=watcher.turn)
+    def work(job: Job) -> None:
+        found.append(job.id)
+        job.unlock()
 
-    def run() -> None:
-        woken.append(hand_off.wait(None))  # for what came before the watch
-        woken.append(hand_off.wait(None))
+    watch = LaneWatch(lambda on_change: queue.watch_jobs("Pending", on_change), is_empty)
+    scheduler = Scheduler(stop, lambda text: None, lambda: now[0])
+    lane = scheduler.add(WorkLane("Pending", 2, acquire, work, watch=watch))
+    scheduler.start()
+    until(lambda: bool(looked) and not lane.is_looking)
 
-    waiting = threading.Thread(target=run)
-    waiting.start()
-    looking.start()
-    assert looked.wait(60)
-    until(lambda: woken == [True])
+    def pass_time(seconds: float) -> None:
+        now[0] = seconds
+        with scheduler._changed:  # who minds the time waits by another clock
+            scheduler._changed.notify_all()
+
+    pass_time(QUIET_POLL_S)
+    until(lambda: asked == [QUIET_POLL_S] and not lane.is_looking, 60.0)
+    pass_time(QUIET_POLL_S + EMPTY_POLL_S - 0.1)
+    assert looked == [0.0]
     batch.set_status("Processing")
-    batch.create_job({})
-    looking.join(60)
-    assert not looking.is_alive(), "the watch has told"
-    hand_off.close()
-    waiting.join(60)
-    assert woken == [True, True]
+    job = batch.create_job({})
+    until(lambda: job.id in found)
+    stop.set()
+    scheduler.close()
 
 
 def test_who_sleeps_is_woken_by_the_end(place: Any) -> None:
@@ -141,7 +150,7 @@ def test_who_sleeps_is_woken_by_the_end(place: Any) -> None:
     intake, stop = Place(place), threading.Event()
     serving = threading.Thread(target=lambda: intake.serve(stop, once=False))
     serving.start()
-    until(lambda: sum(t.name.startswith("intake ") for t in threading.enumerate()) > 30)
+    until(lambda: sum(t.name.startswith("intake ") for t in threading.enumerate()) > 25)
     stop.set()
     serving.join(60)
     assert not serving.is_alive()

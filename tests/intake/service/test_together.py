@@ -65,6 +65,13 @@ def finish_request(
     return FinishRequest(job, steps, attempt, lambda: told.append(f"{name} moves"))
 
 
+def finish(finisher: Finisher) -> None:
+    """Finish all jobs that wait."""
+    requests = finisher.take()
+    assert requests
+    finisher.finish(requests)
+
+
 def test_a_step_is_done_when_what_it_needs_is_durable(tmp_path: Path, synced: list[str]) -> None:
     """All jobs' first steps come before any second one: each round is one sync."""
     finisher, told = Finisher(), synced
@@ -74,12 +81,12 @@ def test_a_step_is_done_when_what_it_needs_is_durable(tmp_path: Path, synced: li
 
     finisher.submit(finish_request(told, "one", step("a"), step("b")))
     finisher.submit(finish_request(told, "two", step("c")))
-    assert finisher.turn()
+    finish(finisher)
     assert [each for each in told if "/" not in each] == [
         *("a", "c", "a done", "c done"),
         *("two moves", "b", "b done", "one moves"),
     ]
-    assert not finisher.turn()
+    assert finisher.take() is None
 
 
 def test_a_file_that_cannot_be_synced_ends_its_own_job_only(tmp_path: Path) -> None:
@@ -89,7 +96,7 @@ def test_a_file_that_cannot_be_synced_ends_its_own_job_only(tmp_path: Path) -> N
     finisher = Finisher()
     finisher.submit(finish_request(told, "gone", unsynced(tmp_path, "gone", lambda: told.append("never")), fails=fails))
     finisher.submit(finish_request(told, "there", unsynced(tmp_path, "there"), fails=fails))
-    finisher.turn()
+    finish(finisher)
     assert told == ["there moves"]
     assert [e.errno for e in fails if isinstance(e, OSError)] == [errno.ENOENT]
 
@@ -106,7 +113,7 @@ def test_a_failed_sync_of_all_ends_each(tmp_path: Path, monkeypatch: pytest.Monk
     finisher = Finisher()
     for n in range(SYNC_SINGLY_MAX + 1):
         finisher.submit(finish_request(told, f"{n}", unsynced(tmp_path, f"{n}"), fails=fails))
-    finisher.turn()
+    finish(finisher)
     assert told == []
     assert len(fails) == SYNC_SINGLY_MAX + 1
 
@@ -120,7 +127,7 @@ def test_what_waits_is_given_back_at_the_end(tmp_path: Path) -> None:
     finisher.submit(after)
     jobs: list[Any] = [before.job, after.job]
     assert [job.given_back for job in jobs] == [True, True]
-    assert not finisher.turn()
+    assert finisher.take() is None
 
 
 def test_a_lost_queue_gives_all_of_them_back(tmp_path: Path) -> None:
@@ -130,6 +137,6 @@ def test_a_lost_queue_gives_all_of_them_back(tmp_path: Path) -> None:
     for each in some:
         finisher.submit(each)
     with pytest.raises(FileNotFoundError):  # which ``attempt`` lets pass here, as it does ``QueueLost``
-        finisher.turn()
+        finish(finisher)
     jobs: list[Any] = [each.job for each in some]
     assert all(job.given_back for job in jobs)

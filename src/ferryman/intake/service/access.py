@@ -130,18 +130,19 @@ class BundleConsumer:
         )
         self._next_poll = 0.0
 
-    def turn(self) -> bool:
-        """Build one bundle. Returns False if there was no request.
+    def acquire(self) -> Assembly | None:
+        """Acquire a request; None if there is none."""
+        if self._is_paused():
+            return None
+        return self._queue.acquire_pending_assembly(self._size) or self._acquire_abandoned()
+
+    def build(self, request: Assembly) -> None:
+        """Build the bundle of a locked request, and unlock it.
 
         Raises:
             QueueLost.
             StopRequested.
         """
-        if self._is_paused():
-            return False
-        request = self._queue.acquire_pending_assembly(self._size) or self._acquire_abandoned()
-        if request is None:
-            return False
         try:
             if request.status == "Pending":
                 request.set_status("Processing")  # 1
@@ -155,7 +156,6 @@ class BundleConsumer:
             request.fail(why)
         finally:
             request.unlock()
-        return True
 
     def expire(self, now: float) -> None:
         """Remove bundles older than ``KEPT_S`` seconds."""

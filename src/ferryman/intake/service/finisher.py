@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -93,80 +94,68 @@ class Finisher:
     3. Move each job to its next state.
 
     Jobs are submitted only after their files are written, so a slow job delays no others. A job whose lock was lost is
-    dropped.
+    dropped. ``wake`` is called when there are jobs to take.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[FinishRequest] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self.wake: Callable[[], None] = lambda: None
 
     def submit(self, request: FinishRequest) -> None:
         """Take over a job. Blocks while too many are waiting."""
         with self._changed:
-            while len(self._waiting) >= WAITING_MAX and not self._closed:
-                self._changed.wait()
-            if not self._closed:
+            self._changed.wait_for(lambda: len(self._waiting) < WAITING_MAX or self._closed)
+            is_closed = self._closed
+            if not is_closed:
                 self._waiting.append(request)
-                self._changed.notify_all()
-                return
-        request.job.unlock()
+        if is_closed:
+            request.job.unlock()
+        else:
+            self.wake()
 
-    def turn(self) -> bool:
-        """Finish the waiting jobs. Returns False if there were none.
-
-        Raises:
-            QueueLost: the jobs were unlocked.
-        """
+    def take(self) -> list[FinishRequest] | None:
+        """Return all waiting jobs; None if there are none."""
         with self._changed:
             requests = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
+        return requests or None
+
+    def finish(self, requests: list[FinishRequest]) -> None:
+        """Finish jobs.
+
+        Raises:
+            QueueLost: the jobs were unlocked.
+        """
+        remaining, step = requests, 0
         try:
-            self._finish_all(requests)
+            while remaining:
+                for request in remaining:
+                    if len(request.steps) <= step:
+                        request.run(request.advance)
+                remaining = [request for request in remaining if len(request.steps) > step]
+                errors = sync([request.steps[step] for request in remaining]) if remaining else []
+                remaining = [
+                    request
+                    for request, error in zip(remaining, errors, strict=True)
+                    if request.run(request.steps[step].then if error is None else partial(_raise, error))
+                ]
+                step += 1
         except BaseException:
             for request in requests:
                 with suppress(FerrymanError):
                     request.job.unlock()
             raise
-        return bool(requests)
-
-    def _finish_all(self, requests: list[FinishRequest]) -> None:
-        step = 0
-        while requests:
-            complete = [pledge for pledge in requests if len(pledge.steps) <= step]
-            for request in complete:
-                request.run(request.advance)
-            requests = [pledge for pledge in requests if len(pledge.steps) > step]
-            requests = self._run_step(requests, step) if requests else []
-            step += 1
-
-    def _run_step(self, requests: list[FinishRequest], step: int) -> list[FinishRequest]:
-        """Run the next step of each job. Returns the jobs whose step succeeded."""
-        errors = sync([pledge.steps[step] for pledge in requests])
-        return [
-            pledge
-            for pledge, error in zip(requests, errors, strict=True)
-            if pledge.run(pledge.steps[step].then if error is None else _raiser(error))
-        ]
-
-    def wait(self) -> None:
-        """Wait until there is a job, or until the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
 
     def release(self) -> None:
         """Unlock the waiting jobs, and any that are submitted later."""
         with self._changed:
             self._closed = True
-            requests, self._waiting = list(self._waiting), deque()
-            self._changed.notify_all()
-        for pledge in requests:
-            pledge.job.unlock()
+        for request in self.take() or []:
+            request.job.unlock()
 
 
-def _raiser(error: OSError) -> Callable[[], None]:
-    def raise_error() -> None:
-        raise error
-
-    return raise_error
+def _raise(error: OSError) -> None:
+    raise error

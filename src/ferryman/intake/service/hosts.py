@@ -6,14 +6,11 @@ remembers the host for a while, and hands over other jobs that need it without s
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from ferryman.breaker import BreakerEvent, Breakers
-from ferryman.intake import Batch, Job
 from ferryman.intake.service.errors import SlowHost
 from ferryman.limits import KIB
 from ferryman.net.urls import split
@@ -56,47 +53,3 @@ class SlowHosts:
 def _host_of(url: str) -> str:
     """Return host and port of a URL."""
     return split(url)[1].netloc.rpartition("@")[2]
-
-
-Locked = TypeVar("Locked", Job, Batch)
-
-
-class SlowHostQueue(Generic[Locked]):
-    """Queue of locked jobs of one state, or of locked batches, that wait for slow hosts."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[Locked] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-
-    def put(self, job: Locked) -> None:
-        """Hand a job to the threads for slow hosts."""
-        with self._changed:
-            if not self._closed:
-                self._jobs.append(job)
-                self._changed.notify()
-                return
-        job.unlock()
-
-    def take(self) -> Locked | None:
-        """Return and remove the job that has waited longest and is still locked; None if there is none."""
-        with self._changed:
-            while self._jobs:
-                job = self._jobs.popleft()
-                if job.locked:
-                    return job
-        return None
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Wait until there is a job or the queue is closed, at most ``timeout_s`` seconds; None: without limit."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._jobs) or self._closed, timeout_s)
-
-    def close(self) -> None:
-        """Unlock all waiting jobs, and any that are put in later."""
-        with self._changed:
-            self._closed = True
-            jobs, self._jobs = list(self._jobs), deque()
-            self._changed.notify_all()
-        for job in jobs:
-            job.unlock()

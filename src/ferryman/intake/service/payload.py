@@ -328,7 +328,7 @@ def _list_from_batch(configuration: Mapping[str, Any], work: Workspace) -> Path 
     if OBJECT_LIST not in configuration:
         return None
     path = Path(unquote(split(check_url(str(configuration[OBJECT_LIST])))[1].path))
-    if not path.resolve().is_relative_to(work.batches.resolve()):
+    if not path.resolve().is_relative_to(work.real_batches):
         raise CorruptSubmission(f"{path}: is not a list of files that was made here.")
     return path
 

@@ -17,6 +17,7 @@ from ferryman.errors import FerrymanError, UsageError, describe, plain_text
 from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, StateError
 from ferryman.intake.service.errors import TurnFailed
 from ferryman.intake.service.payload import MintedIdentifiers
+from ferryman.intake.service.stages import StageResult
 from ferryman.intake.source import collection_of, local_id_of, partition_of
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Jobs, Listed
@@ -25,6 +26,7 @@ from ferryman.storage import files
 
 if TYPE_CHECKING:
     from ferryman.engine.run import Run
+    from ferryman.intake.service.workers import JobWorker
     from ferryman.state.state import State
 
 log = logging.getLogger("ferryman.intake")
@@ -40,6 +42,13 @@ REASONS_SHOWN: Final = 5
 
 RESCAN_S: Final = 5.0
 """Seconds until documents that a turn did not process, because the listing was incomplete, are listed again."""
+
+
+GATHER_S: Final = 0.2
+"""Seconds from the arrival of a job to the turn, so that jobs that arrive one after another share its commits."""
+
+UNFINISHED_POLL_S: Final = 0.5
+"""Seconds between two checks of jobs that are not finished."""
 
 
 def jobs_sources(plan: Plan) -> dict[str, Jobs]:
@@ -114,10 +123,10 @@ class ProcessingConsumer:
         stop: threading.Event,
         *,
         turn_size: TurnSize | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        jobs: JobWorker | None = None,
     ) -> None:
-        self._queue, self._run, self._state = queue, run, state
-        self._print_line, self._stop, self._clock = print_line, stop, clock
+        self._queue, self._run, self._state, self._jobs = queue, run, state, jobs
+        self._print_line, self._stop, self._clock = print_line, stop, time.monotonic
         self._turn_size = turn_size or TurnSize()
         self._sources = jobs_sources(state.plan)
         self._minted = MintedIdentifiers(state.plan)
@@ -166,17 +175,16 @@ class ProcessingConsumer:
         self._decide()
         return True
 
-    def wait(self, timeout_s: float, times: int = 1) -> None:
-        """Wait until a job arrives, pending work is due, or the stop; at most ``timeout_s`` seconds, or ``times`` as
-        long if nothing is pending or locked."""
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a job arrives, pending work is due, or the stop; at most ``timeout_s`` seconds."""
         due = self._run.due_s()
-        watch = self._queue.watch_jobs(JobState.PROCESSING)
-        try:
-            for _ in range(1 if self.has_unfinished or due is not None else times):
-                if watch.wait(timeout_s if due is None else min(timeout_s, max(due, 0.01))) or self._stop.is_set():
-                    return
-        finally:
-            watch.close()
+        if self.has_unfinished or due is not None:
+            timeout_s = min(timeout_s, UNFINISHED_POLL_S, max(UNFINISHED_POLL_S if due is None else due, 0.01))
+        if self._jobs is not None and self._free_places() > 0:
+            if self._jobs.wait_for_processing(timeout_s):
+                self._stop.wait(GATHER_S)
+        else:
+            self._stop.wait(timeout_s)
 
     def release(self) -> None:
         """Unlock all jobs, leaving them in their states."""
@@ -190,11 +198,19 @@ class ProcessingConsumer:
         for job in list(self._waiting.values()):
             if self._lock_local_id(job):
                 self._held[job.id] = self._waiting.pop(job.id)
-        free_places = self._turn_size.jobs - len(self._held) - len(self._waiting)
-        for job in islice(self._queue.acquire_jobs(JobState.PROCESSING), max(0, free_places)):
+        free_places = self._free_places()
+        jobs: Iterator[Job]
+        if self._jobs is None:
+            jobs = islice(self._queue.acquire_jobs(JobState.PROCESSING), free_places)
+        else:
+            jobs = self._jobs.take_processing(free_places)
+        for job in jobs:
             self._hold_or_wait(job)
-            if self._stop.is_set():
+            if self._stop.is_set() and self._jobs is None:
                 return
+
+    def _free_places(self) -> int:
+        return max(0, self._turn_size.jobs - len(self._held) - len(self._waiting))
 
     def _hold_or_wait(self, job: Job) -> None:
         """Lock a job's object, or let the job wait for another job of the same object. A bad job fails alone."""
@@ -332,9 +348,14 @@ class ProcessingConsumer:
                 why = _join_first(failures, "; ")
                 self._print_line(f"{job.id}: failed in Processing: {why}")
                 job.fail(why, unlock=True)
-            else:
+            elif self._jobs is None:
                 job.finish_processing("delivered", identifiers, unlock=True)
+            else:
+                self._forget(job)  # another thread goes on with it
+                values = {} if identifiers is None else {"identifiers": identifiers}
+                self._jobs.advance(job, JobState.PROCESSING, StageResult("delivered", values=values), goes_on=False)
                 crash.point("minted.moved")
+                return
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
         except (LockLost, StateError) as e:
@@ -342,13 +363,16 @@ class ProcessingConsumer:
         self._release(job)
 
     def _release(self, job: Job) -> None:
+        self._forget(job)
+        job.unlock()
+
+    def _forget(self, job: Job) -> None:
         self._held.pop(job.id, None)
         self._retries_checked.discard(job.id)
         self._listed.discard(job.id)
         name = self._locked_ids.pop(job.id, "")
         if name:
             self._queue.locks.unlock("localid", name)
-        job.unlock()
 
     def _drop_lost(self) -> None:
         """Drop jobs whose locks were lost, since other processes may be working on them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -13,39 +12,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ferryman import limits
 from ferryman.errors import StateHeld
-from ferryman.intake import Batch, BatchState, Job, JobQueue, JobState, NodeInvalid, QueueLost
-from ferryman.intake.nodes import ACCESS, ACCESS_SIZES, state_path
+from ferryman.intake import Batch, BatchState, JobQueue, JobState, NodeInvalid, QueueLost
+from ferryman.intake.nodes import ACCESS, ACCESS_SIZES
 from ferryman.intake.service.access import BundleConsumer
-from ferryman.intake.service.batches import (
-    BatchConsumer,
-    DelayedBatches,
-    ReportConsumer,
-    SlowBatchConsumer,
-    SlowReportConsumer,
-    has_all_jobs,
-)
+from ferryman.intake.service.batches import BatchConsumer, ReportConsumer, has_all_jobs
 from ferryman.intake.service.errors import StopRequested, TurnFailed
 from ferryman.intake.service.finisher import Finisher
-from ferryman.intake.service.hosts import SLOW_HOST_THREADS, SlowHostQueue, SlowHosts
+from ferryman.intake.service.hosts import SLOW_HOST_THREADS, SlowHosts
 from ferryman.intake.service.isolation import CurrentWork, Isolation
 from ferryman.intake.service.payload import MintedIdentifiers
 from ferryman.intake.service.processing import ProcessingConsumer, TurnSize, jobs_sources
-from ferryman.intake.service.reports import BatchReports
+from ferryman.intake.service.scheduler import NEVER, QUEUE_LOST_RETRY_S, LaneWatch, Scheduler, WorkLane
 from ferryman.intake.service.settings import Serving
-from ferryman.intake.service.stages import JobStage, Provisioning
-from ferryman.intake.service.workers import (
-    POLL_S,
-    QUEUE_LOST_RETRY_S,
-    QUIET_POLLS,
-    HandOff,
-    InlineWorker,
-    Loop,
-    QueueWatcher,
-    SlowWorker,
-    Worker,
-)
+from ferryman.intake.service.stages import Provisioning
+from ferryman.intake.service.workers import JobWorker
 from ferryman.intake.service.workspace import Workspace, is_done
-from ferryman.intake.store import Watch
 from ferryman.net.allowed_addresses import REACH_VARIABLE, to_environment
 from ferryman.observe import Forwarding, Observer, Silent
 from ferryman.plan import Plan
@@ -55,11 +36,11 @@ if TYPE_CHECKING:
     from ferryman.engine.runner.base import Runner
     from ferryman.state.state import State
 
-log = logging.getLogger("ferryman.intake")
+POLL_S: Final = 0.5
+"""Seconds between two searches for batches whose report is due, and between two checks whether everything is done."""
 
-GRACE_S: Final = 30.0
-"""Seconds after a stop in which consumers have to finish or release their items. Locks of those that still hang end
-with this process."""
+IDLE_POLL_S: Final = 2.0
+"""Seconds between two looks for pending work of the plan while no job is in Processing."""
 
 STANDBY_POLL_S: Final = 2.0
 """Seconds between two attempts to open a plan's state that another process holds; this process takes over when that one
@@ -78,6 +59,9 @@ WORK_STATES: Final = (
     JobState.RECORDING,
     JobState.NOTIFY,
 )
+
+SLOW_HOST_STATES: Final = (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)
+"""States in which a job may have to wait for a slow host."""
 
 OPEN_BATCH_STATES: Final = (
     BatchState.PENDING,
@@ -131,6 +115,7 @@ def serve(
                 if not is_standby:
                     consumers.print_line(f"plan {plan.key}: another process runs it; this one does everything else")
                 is_standby = True
+                consumers.jobs.release_processing()  # one may have come since
                 stop.wait(STANDBY_POLL_S)
     finally:
         os.environ.pop(REACH_VARIABLE, None)
@@ -156,9 +141,11 @@ def _process(
     from ferryman.engine.settings import RunSettings
 
     run = Run(state, runner, _StopBetweenWaves(observer, stop), RunSettings(wait=0))
-    processing = ProcessingConsumer(queue, run, state, consumers.print_line, stop, turn_size=turn_size)
+    jobs = consumers.jobs
+    processing = ProcessingConsumer(queue, run, state, consumers.print_line, stop, turn_size=turn_size, jobs=jobs)
     try:
         run.recover()
+        jobs.takes_processing = True
         while not stop.is_set():
             try:
                 if not processing.turn():
@@ -166,7 +153,7 @@ def _process(
                     if _is_over(consumers, processing, serving, stop):
                         stop.set()
                         return
-                    processing.wait(POLL_S, 1 if serving.once else QUIET_POLLS)
+                    processing.wait(POLL_S if serving.once else IDLE_POLL_S)
             except QueueLost as e:
                 consumers.print_line(str(e))
                 stop.wait(QUEUE_LOST_RETRY_S)
@@ -174,6 +161,7 @@ def _process(
         return
     finally:
         with suppress(QueueLost):
+            jobs.release_processing()
             processing.release()
 
 
@@ -188,7 +176,7 @@ def _is_over(
 
 
 class Consumers:
-    """Threads for all states except Processing. A thread without work sleeps until it is woken."""
+    """Everything but the plan, in the lanes of a scheduler."""
 
     def __init__(
         self, queue: JobQueue, serving: Serving, stop: threading.Event, print_line: Callable[[str], None]
@@ -196,120 +184,55 @@ class Consumers:
         self._queue, self._stop = queue, stop
         self._write_lock = threading.Lock()
         self._print_line = print_line
-        self._work = work = Workspace(serving.work)
-        self._at_work = CurrentWork(work.at_work, self.print_line)
+        self._work = Workspace(serving.work)
+        self._at_work = CurrentWork(self._work.at_work, self.print_line)
         self._isolation = Isolation(queue, serving, stop)
-        self._delayed = DelayedBatches()
-        self._last_sweep_s = -SWEEP_S
-        self._loops: list[Loop] = []
-        self._watchers: list[Loop] = []
-        self._close_callbacks: list[Callable[[], None]] = [self._delayed.close]
-        """Functions that wake sleeping threads at the end."""
-        slow = SlowHosts(serving.prompt_s)
-        fetcher, callback = serving.fetcher(stop, slow), serving.callback(stop, slow)
+        self._scheduler = Scheduler(stop, self.print_line)
+        self._finisher = Finisher()
+        self.jobs = JobWorker(queue, self._scheduler, self._finisher, self._at_work, self._isolation, self.print_line)
+        self._bundles = [
+            BundleConsumer(queue, self._work, size, self._raise_if_stopping, self.print_line) for size in ACCESS_SIZES
+        ]
+        self._add_lanes(serving)
+
+    def _add_lanes(self, serving: Serving) -> None:
+        queue, work, stop, scheduler = self._queue, self._work, self._stop, self._scheduler
+        slow_hosts = SlowHosts(serving.prompt_s)
+        fetcher, callback = serving.fetcher(stop, slow_hosts), serving.callback(stop, slow_hosts)
         slow_fetcher, slow_callback = serving.fetcher(stop), serving.callback(stop)
         slow_reports = serving.reports(stop)
+        finishing = scheduler.add(
+            WorkLane("finisher", 1, self._finisher.take, self._finisher.finish, watch=LaneWatch(poll_s=NEVER))
+        )
+        self._finisher.wake = partial(scheduler.wake, finishing, at_once=True)
+        scheduler.add(WorkLane("sweep", 1, self._sweep, lambda item: None, watch=LaneWatch(poll_s=SWEEP_S)))
+        shared = (self.print_line, self._at_work, self._isolation)
+        slow = BatchConsumer(queue, work, slow_fetcher, slow_reports, *shared)
+        slow_lane = scheduler.add(WorkLane("batches", SLOW_HOST_THREADS, None, slow.create_jobs))
         reports = slow_reports.with_callback(callback)
-        self._add_loop("sweep", self._sweep, lambda timeout_s: stop.wait(SWEEP_S))
-        hand_off = self._add_watcher(HandOff(), queue.watch_batches, lambda: False)
-        shared: dict[str, Any] = {
-            "delayed": self._delayed,
-            "hand_off": hand_off,
-            "at_work": self._at_work,
-            "isolation": self._isolation,
-        }
-        batches = [
-            BatchConsumer(queue, work, fetcher, reports, self.print_line, **shared) for _ in range(serving.threads)
-        ]
-        batches += [
-            SlowBatchConsumer(queue, work, slow_fetcher, slow_reports, self.print_line, **shared)
-            for _ in range(SLOW_HOST_THREADS)
-        ]
-        for consumer in batches:
-            self._add_loop("batches", consumer.turn, consumer.wait)
-        self._reporting = self._reporters(reports, slow_reports)
-        self._add_stage_workers(
-            serving.stages(queue, work, fetcher, callback, stop, self.print_line),
-            serving.stages(queue, work, slow_fetcher, slow_callback, stop, self.print_line),
-            serving.threads,
+        prompt = BatchConsumer(queue, work, fetcher, reports, *shared)
+
+        def create_jobs(batch: Batch) -> None:
+            prompt.create_jobs(batch)
+            if pending := self.jobs.lane_of(JobState.PENDING):
+                scheduler.wake(pending, at_once=True)
+
+        watch = LaneWatch(queue.watch_batches)
+        scheduler.add(WorkLane("batches", serving.threads, prompt.acquire, create_jobs, watch=watch, slow=slow_lane))
+        reporter = ReportConsumer(queue, work, slow_reports, self.print_line)
+        slow_lane = scheduler.add(WorkLane("reports", SLOW_HOST_THREADS, None, reporter.report))
+        reporter = ReportConsumer(queue, work, reports, self.print_line)
+        scheduler.add(
+            WorkLane("reports", 1, reporter.acquire, reporter.report, slow=slow_lane, watch=LaneWatch(poll_s=POLL_S))
         )
-        self._bundles = [
-            BundleConsumer(queue, work, size, self._raise_if_stopping, self.print_line) for size in ACCESS_SIZES
-        ]
+        stages = serving.stages(queue, work, fetcher, callback, stop, self.print_line)
+        slow_stages = serving.stages(queue, work, slow_fetcher, slow_callback, stop, self.print_line)
+        for stage, slow_stage in zip(stages, slow_stages, strict=True):
+            threads = 1 if isinstance(stage, Provisioning) else serving.threads
+            self.jobs.add_stage(stage, threads, slow_stage if stage.state in SLOW_HOST_STATES else None)
         for bundles, size in zip(self._bundles, ACCESS_SIZES, strict=True):
-            self._add_loop("access", bundles.turn, self._wait_for_change(f"{ACCESS}/{size}"))
-
-    def _reporters(self, reports: BatchReports, slow_reports: BatchReports) -> list[ReportConsumer]:
-        """Create the consumers that report batches, including those for slow receivers."""
-        slow_queue = SlowHostQueue[Batch]()
-        self._close_callbacks.append(slow_queue.close)
-        prompt = ReportConsumer(self._queue, self._work, reports, self.print_line, slow_queue=slow_queue)
-        self._add_loop("reports", prompt.turn, self._stop.wait, prompt.release)
-        slow = [
-            SlowReportConsumer(self._queue, self._work, slow_reports, self.print_line, takes_from=slow_queue)
-            for _ in range(SLOW_HOST_THREADS)
-        ]
-        for consumer in slow:
-            self._add_loop("reports", consumer.turn, consumer.wait, consumer.release)
-        return [prompt, *slow]
-
-    def _add_stage_workers(self, stages: list[JobStage], slow_host_stages: list[JobStage], threads: int) -> None:
-        """Add the threads of each state except Processing, and those for slow hosts."""
-        slow_queues = {
-            state: SlowHostQueue[Job]() for state in (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)
-        }
-        finisher = Finisher()
-        self._close_callbacks += [finisher.release, *(each.close for each in slow_queues.values())]
-        self._add_loop("finisher", finisher.turn, lambda timeout_s: finisher.wait(), finisher.release)
-        self.hand_offs = {stage.state: HandOff() for stage in stages}
-        for state, hand_off in self.hand_offs.items():
-            self._add_watcher(
-                hand_off, partial(self._queue.watch_jobs, state), partial(self._is_empty, state_path(state))
-            )
-        inline_workers: dict[JobState, InlineWorker] = {}
-        shared: dict[str, Any] = {
-            "at_work": self._at_work,
-            "isolation": self._isolation,
-            "finisher": finisher,
-            "stop": self._stop,
-            "hand_offs": self.hand_offs,
-            "inline_workers": inline_workers,
-        }
-        inline_workers.update(
-            {stage.state: InlineWorker(self._queue, stage, self.print_line, **shared) for stage in stages}
-        )
-        workers = [
-            Worker(self._queue, stage, self.print_line, slow_queue=slow_queues.get(stage.state), **shared)
-            for stage in stages
-            for _ in range(1 if isinstance(stage, Provisioning) else threads)
-        ]
-        workers += [
-            SlowWorker(self._queue, stage, self.print_line, takes_from=slow_queues[stage.state], **shared)
-            for stage in slow_host_stages
-            for _ in range(SLOW_HOST_THREADS if stage.state in slow_queues else 0)
-        ]
-        for worker in workers:
-            self._add_loop(worker.state, worker.turn, worker.wait, worker.release)
-
-    def _add_watcher(self, hand_off: HandOff, watch: Callable[[], Watch], is_empty: Callable[[], bool]) -> HandOff:
-        """Add a thread that wakes idle threads of a hand-off when its watch fires. Returns the hand-off."""
-        watcher = QueueWatcher(hand_off, watch, is_empty, self._stop)
-        self._watchers.append(Loop("watcher", self._stop, watcher.turn, self.print_line, wait=lambda timeout_s: None))
-        self._close_callbacks += [watcher.close, hand_off.close]
-        return hand_off
-
-    def _is_empty(self, folder: str) -> bool:
-        node = self._queue.tree.find(folder)
-        return node is not None and not node.children
-
-    def _add_loop(
-        self,
-        name: str,
-        turn: Callable[[], bool],
-        wait: Callable[[float], object],
-        release: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._loops.append(Loop(name, self._stop, turn, self.print_line, wait=wait, release=release))
+            watch = LaneWatch(partial(queue.tree.store.watch, f"{ACCESS}/{size}"))
+            scheduler.add(WorkLane("access", 1, bundles.acquire, bundles.build, watch=watch))
 
     def print_line(self, text: str) -> None:
         """Print a line for operators; may be called from any thread."""
@@ -317,31 +240,23 @@ class Consumers:
             self._print_line(text)
 
     def start(self) -> None:
-        for loop in [*self._loops, *self._watchers]:
-            loop.start()
+        self._scheduler.start()
 
     def join(self) -> None:
-        """Wait until all threads have released what they hold, at most ``GRACE_S`` seconds. Set ``stop`` before."""
-        for close in self._close_callbacks:
-            close()
-        deadline = time.monotonic() + GRACE_S
-        loops = [*self._loops, *self._watchers]
-        hanging = [loop for loop in loops if not loop.join(max(0.0, deadline - time.monotonic()))]
-        if hanging:
-            log.warning(
-                "%d consumers did not end within %g s; their locks end with this process", len(hanging), GRACE_S
-            )
+        """Wait until all threads have released what they hold, but not forever. Set ``stop`` before."""
+        self._finisher.release()
+        self._scheduler.close()
 
     def is_idle(self) -> bool:
         """Return whether there is nothing left that can be done now. A paused queue counts as idle, and held jobs are
         ignored."""
-        if not all(loop.idle.is_set() for loop in self._loops):
+        if not self._scheduler.is_idle():
             return False
         if any(bundles.has_work() for bundles in self._bundles):
             return False
         if self._queue.locks.check("ingest"):
             return True
-        if self._delayed or any(each.has_unsent for each in self._reporting):
+        if self._scheduler.has_delayed():
             return False
         if any(not self._queue.is_passed_over(job) for state in WORK_STATES for job in self._queue.list_jobs(state)):
             return False
@@ -361,35 +276,15 @@ class Consumers:
         except NodeInvalid:
             return False  # for the audit to report
 
-    def _wait_for_change(self, folder: str) -> Callable[[float], object]:
-        """Return a function that waits for a change of a folder, at most ``QUIET_POLLS`` times the given time, since a
-        lock that ends with its process does not trigger the watch."""
-
-        def wait(timeout_s: float) -> None:
-            watch = self._queue.tree.store.watch(folder)
-            try:
-                for _ in range(QUIET_POLLS):
-                    if watch.wait(timeout_s) or self._stop.is_set():
-                        return
-            finally:
-                watch.close()
-
-        return wait
-
     def _raise_if_stopping(self) -> None:
         if self._stop.is_set():
             raise StopRequested
 
-    def _sweep(self) -> bool:
-        now = time.monotonic()
-        if now - self._last_sweep_s < SWEEP_S:
-            return False
-        self._last_sweep_s = now
+    def _sweep(self) -> None:
         self._work.sweep(self._queue)
         self._at_work.sweep(partial(is_done, self._queue))
         for bundles in self._bundles:
             bundles.expire(time.time())
-        return True
 
 
 class _StopBetweenWaves(Forwarding):

@@ -317,6 +317,10 @@ class Storing(JobStage):
     def __init__(self, queue: JobQueue, work: Workspace, keep: bool = True) -> None:
         self._queue, self._work, self._keep = queue, work, keep
 
+    def is_quick(self, job: Job, result: StageResult) -> bool:
+        files = job.inventory.get("files")
+        return isinstance(files, int) and files <= QUICK_FILES
+
     def work(self, job: Job) -> StageResult:
         name = _object_name(job)
         if name and self._queue.locks.check("storage", name):
@@ -411,8 +415,13 @@ def _object_name(job: Job) -> str:
 
 def _folders_below(paths: Iterable[Path], below: Path) -> list[Path]:
     """Return the folders of these paths that are below ``below``, sorted."""
-    folders = {folder for path in paths for folder in path.parents if below in folder.parents}
-    return sorted(folders)
+    found: set[Path] = set()
+    for path in paths:
+        folder = path.parent
+        while folder != below and folder not in found:
+            found.add(folder)
+            folder = folder.parent
+    return sorted(found)
 
 
 # How much working space a single job may use, since its size is known only after it was fetched.

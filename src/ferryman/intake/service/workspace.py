@@ -19,6 +19,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
@@ -76,10 +77,10 @@ class Workspace:
             files.make_folder(self.root / folder, PRIVATE_MODE)
 
     def job(self, job_id: str) -> Path:
-        return self.root / "jobs" / job_id
+        return Path(f"{self._jobs}/{job_id}")
 
     def files(self, job_id: str) -> Path:
-        return self.job(job_id) / FILES_FOLDER
+        return Path(f"{self._jobs}/{job_id}/{FILES_FOLDER}")
 
     def originals(self, job_id: str) -> Path:
         return self.root / "originals" / job_id
@@ -91,6 +92,11 @@ class Workspace:
     @property
     def batches(self) -> Path:
         return self.root / "batches"
+
+    @cached_property
+    def real_batches(self) -> Path:
+        """Return the folder of batches without symbolic links."""
+        return self.batches.resolve()
 
     def batch(self, batch_id: str) -> Path:
         return self.batches / batch_id

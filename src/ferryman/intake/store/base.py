@@ -22,7 +22,7 @@ After a crash between two commits the first one stays in effect, and the lock en
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -171,8 +171,13 @@ class Store(Protocol):
         created.
         """
 
-    def watch(self, path: str) -> Watch:
-        """Watch the children of a node from now on."""
+    def watched_children(self, path: str) -> Sequence[str]:
+        """Return the names of the children of a node that seldom change. A store on a server asks for them again only
+        after its watch has reported a change, and knows of all changes from before its last commit."""
+
+    def watch(self, path: str, on_change: Callable[[], None] = lambda: None) -> Watch:
+        """Watch the children of a node from now on. ``on_change`` is called in any thread when they may have changed;
+        it must neither block nor use the store."""
 
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         """Yield a node and all nodes below, parents first, sorted."""

@@ -9,6 +9,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+from weakref import WeakSet
 
 from ferryman.intake.nodes import lock_of_entry, name_of, parent_of
 from ferryman.intake.store.base import Check, Conflict, ConflictReason, Create, Delete, Op, SessionLost, Set, StoredNode
@@ -49,6 +50,12 @@ class _SharedTree:
         self.sessions: set[int] = set()
         self.next_session = itertools.count(1)
         self.next_creation = itertools.count(1)
+        self.watches: WeakSet[_MemoryWatch] = WeakSet()
+
+    def report_change(self) -> None:
+        self.changed.notify_all()
+        for watch in list(self.watches):
+            watch.on_change()
 
 
 _SHARED: Final[dict[str, _SharedTree]] = {}
@@ -88,7 +95,7 @@ class MemoryStore:
                 for step in reversed(undo):
                     step()
                 raise
-            self._tree.changed.notify_all()
+            self._tree.report_change()
             return self.read(read_after)
 
     def _apply(self, index: int, op: Op, session: int, undo: list[Callable[[], object]]) -> None:
@@ -154,8 +161,11 @@ class MemoryStore:
             if lock_of_entry(items, name) not in self._tree.nodes:
                 yield name
 
-    def watch(self, path: str) -> _MemoryWatch:
-        return _MemoryWatch(self._tree, path)
+    def watched_children(self, path: str) -> Sequence[str]:
+        return self.children(path)
+
+    def watch(self, path: str, on_change: Callable[[], None] = lambda: None) -> _MemoryWatch:
+        return _MemoryWatch(self._tree, path, on_change)
 
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         with self._tree.changed:
@@ -177,16 +187,18 @@ class MemoryStore:
                 self._tree.sessions.discard(self._session)
                 for path in [p for p, kept in self._tree.nodes.items() if kept.owner == self._session]:
                     self._remove(path)
-                self._tree.changed.notify_all()
+                self._tree.report_change()
 
 
 class _MemoryWatch:
     """Waits until the names of a node's children differ from those when it was created."""
 
-    def __init__(self, tree: _SharedTree, path: str) -> None:
-        self._tree, self._path = tree, path
-        self._before = self._child_names()
+    def __init__(self, tree: _SharedTree, path: str, on_change: Callable[[], None]) -> None:
+        self._tree, self._path, self.on_change = tree, path, on_change
         self._closed = False
+        with tree.changed:
+            tree.watches.add(self)
+            self._before = self._child_names()
 
     def _child_names(self) -> list[str] | None:
         with self._tree.changed:
@@ -201,4 +213,5 @@ class _MemoryWatch:
     def close(self) -> None:
         with self._tree.changed:
             self._closed = True
+            self._tree.watches.discard(self)
             self._tree.changed.notify_all()

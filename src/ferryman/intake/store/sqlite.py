@@ -30,6 +30,12 @@ _COLUMNS = "data, version, children, numbered, owner, creation, created, modifie
 _OWNER_IS_ALIVE = "EXISTS (SELECT 1 FROM session WHERE id = owner AND boot = ? AND expires > ?)"
 
 
+def _key(path: str) -> tuple[str, str]:
+    """Return the columns ``parent`` and ``name`` of a node."""
+    parent, _, name = path.rpartition("/")
+    return parent or ("/" if name else ""), name
+
+
 class SqliteStore:
     """A tree of nodes in the table ``node`` of an SQLite file."""
 
@@ -96,7 +102,7 @@ class SqliteStore:
 
     def _apply(self, index: int, op: Op, session: int) -> None:
         run = self._connection.execute
-        parent, name = parent_of(op.path), name_of(op.path)
+        parent, name = _key(op.path)
         if isinstance(op, Create):
             self._create(index, op, session)
         elif isinstance(op, Delete):
@@ -125,7 +131,7 @@ class SqliteStore:
                 raise Conflict(index, op.path, ConflictReason.CHANGED)
 
     def _create(self, index: int, op: Create, session: int) -> None:
-        parent, name = parent_of(op.path), name_of(op.path)
+        parent, name = _key(op.path)
         if op.numbered:
             parent_node = self._read_any(parent)
             if parent_node is not None and not name.endswith(f"{parent_node.next_number:010d}"):
@@ -137,7 +143,7 @@ class SqliteStore:
             self._connection.execute(
                 "INSERT INTO node (parent, name, data, owner, created, modified, creation) SELECT ?, ?, ?, ?, ?, ?,"
                 " numbered FROM node WHERE parent = ? AND name = ?",  # the parent issues each number only once
-                (parent, name, op.data, owner, now, now, parent_of(parent), name_of(parent)),
+                (parent, name, op.data, owner, now, now, *_key(parent)),
             )
         except sqlite3.IntegrityError:
             raise Conflict(index, op.path, ConflictReason.EXISTS) from None
@@ -148,7 +154,7 @@ class SqliteStore:
         cursor = self._connection.execute(
             "UPDATE node SET children = children + ?, numbered = numbered + ?"
             " WHERE parent = ? AND name = ? AND owner = 0",
-            (children, numbered, parent_of(path), name_of(path)),
+            (children, numbered, *_key(path)),
         )
         return bool(cursor.rowcount)
 
@@ -196,7 +202,7 @@ class SqliteStore:
     def _read_any(self, path: str) -> StoredNode | None:
         """Read a node, even if its session is dead."""
         query = f"SELECT {_COLUMNS} FROM node WHERE parent = ? AND name = ?"
-        row = self._connection.execute(query, (parent_of(path), name_of(path))).fetchone()
+        row = self._connection.execute(query, _key(path)).fetchone()
         return StoredNode(*row) if row else None
 
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
@@ -249,8 +255,11 @@ class SqliteStore:
         ]
         yield from sorted(nodes, key=lambda one: one[0].split("/"))
 
-    def watch(self, path: str) -> SqliteWatch:
-        return SqliteWatch(self._watches, path, partial(self._child_counts, path))
+    def watched_children(self, path: str) -> Sequence[str]:
+        return self.children(path)
+
+    def watch(self, path: str, on_change: Callable[[], None] = lambda: None) -> SqliteWatch:
+        return SqliteWatch(self._watches, path, partial(self._child_counts, path), on_change)
 
     def _data_version(self) -> int:
         """Return a value that differs after every change by another process."""
@@ -535,13 +544,13 @@ class Watches:
     def __init__(self, data_version: Callable[[], int]) -> None:
         self._data_version = data_version
         self._lock = threading.Lock()
-        self._watches: WeakSet[SqliteWatch] = WeakSet()
+        self._by_path: dict[str, WeakSet[SqliteWatch]] = {}
         self._thread: threading.Thread | None = None
 
     def add(self, watch: SqliteWatch) -> None:
         before = self._data_version()  # not under our lock: a committer holds the file's and waits for ours
         with self._lock:
-            self._watches.add(watch)
+            self._by_path.setdefault(watch.path, WeakSet()).add(watch)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=_poll_until_unwatched, args=(ref(self), before), name="queue watch", daemon=True
@@ -550,33 +559,30 @@ class Watches:
 
     def remove(self, watch: SqliteWatch) -> None:
         with self._lock:
-            self._watches.discard(watch)
+            self._by_path.get(watch.path, WeakSet()).discard(watch)
 
     def notify(self, paths: Iterable[str]) -> None:
         """Notify the watches of these nodes: this store has changed their children, or created or removed them."""
-        if self._watches:
-            changed = set(paths)
-            self._wake(lambda watch: watch.path in changed)
-
-    def _wake(self, is_chosen: Callable[[SqliteWatch], bool]) -> None:
         with self._lock:
-            watches = [watch for watch in self._watches if is_chosen(watch)]
+            watches = [watch for path in self._by_path.keys() & set(paths) for watch in self._by_path[path]]
         for watch in watches:
-            watch.event.set()
+            watch.notify()
 
     def poll(self, last_version: int) -> int | None:
         """Check once for changes by other processes. Returns the data version; None if no watch is left, so that the
         thread ends."""
         with self._lock:
-            if not self._watches:
+            self._by_path = {path: watches for path, watches in self._by_path.items() if watches}
+            if not self._by_path:
                 self._thread = None
                 return None
+            paths = list(self._by_path)
         try:
             version = self._data_version()
         except FerrymanError:  # the waiting threads will meet the same error
             version = -1
         if version != last_version:
-            self._wake(lambda watch: True)
+            self.notify(paths)
         return version
 
 
@@ -594,26 +600,37 @@ def _poll_until_unwatched(watches: ref[Watches], last_version: int) -> None:
 class SqliteWatch:
     """Waits for a change of a node's children. ``read_counts``: reads the node's ``ChildCounts``."""
 
-    def __init__(self, watches: Watches, path: str, read_counts: Callable[[], ChildCounts]) -> None:
-        self._watches, self.path, self._read_counts = watches, path, read_counts
-        self.event = threading.Event()
+    def __init__(
+        self,
+        watches: Watches,
+        path: str,
+        read_counts: Callable[[], ChildCounts],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._watches, self.path, self._read_counts, self._on_change = watches, path, read_counts, on_change
+        self._event = threading.Event()
         """Set when something may have changed, or the watch is closed."""
         self._closed = False
         watches.add(self)
         self._before = read_counts()
 
+    def notify(self) -> None:
+        if not self._event.is_set():
+            self._event.set()
+            self._on_change()
+
     def wait(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        while self.event.wait(max(0.0, deadline - time.monotonic())):
-            self.event.clear()
+        while self._event.wait(max(0.0, deadline - time.monotonic())):
+            self._event.clear()
             if self._closed:
                 return False
             if self._read_counts() != self._before:
-                self.event.set()  # keep it set for later calls
+                self._event.set()  # keep it set for later calls
                 return True
         return False
 
     def close(self) -> None:
         self._closed = True
         self._watches.remove(self)
-        self.event.set()
+        self._event.set()

@@ -14,7 +14,8 @@ import logging
 import threading
 import time
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from ferryman.intake.errors import QueueLost, QueueRefused
@@ -38,10 +39,6 @@ CONNECT_S: Final = 15.0
 """Seconds to wait for the first connection: a quorum that has just lost its leader needs some seconds to elect
 another."""
 
-TRIED_UNCHECKED: Final = 1
-"""Names that are returned without checking their locks, because trying is cheaper. If these were locked, there may be
-thousands more, whose locks are then checked together."""
-
 READ_AT_ONCE: Final = 256
 """Reads that are sent together; twice as many may be in flight."""
 
@@ -62,7 +59,8 @@ class ZooKeeperStore:
         """Held from the check that a session is alive until the request that names it is sent, so that no other session
         begins in between."""
         self._listings: dict[str, FolderListing] = {}
-        self._held: set[str] = set()
+        self._own_locks: dict[str, OwnLock] = {}
+        """Path -> lock, for those that this store holds."""
         self._watches = ZooKeeperWatches(self._set_watch)
         self._client.add_listener(self._listen)
         self._start(address.chroot, create_chroot)
@@ -81,7 +79,7 @@ class ZooKeeperStore:
     def _listen(self, state: str) -> None:
         if state == "LOST":
             with self._send_lock:
-                self._held.clear()
+                self._own_locks.clear()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -116,8 +114,9 @@ class ZooKeeperStore:
             return self.read(read_after)
         while True:
             self._refuse_other_creation(ops)
+            new_locks = {op.path: OwnLock() for op in ops if isinstance(op, Create) and op.ephemeral}
             try:
-                results, pending_reads = self._send(ops, session, read_after)
+                results, pending_reads = self._send(ops, session, read_after, new_locks)
             except exceptions.SessionExpiredError as e:
                 if session is not None:
                     raise SessionLost(f"{self.url}: the session has ended") from e
@@ -134,14 +133,21 @@ class ZooKeeperStore:
                 raise self._queue_error(e) from e
             else:
                 self._raise_conflict(ops, results)
-                self._note_commit(ops)
+                self._note_commit(ops, new_locks)
                 try:
-                    return self._collect(pending_reads)
+                    nodes = self._collect(pending_reads)
                 except exceptions.ConnectionLoss:
                     return self.read(read_after)
+                for path, node in zip(read_after, nodes, strict=True):
+                    if node is not None and node.owner == session and path in new_locks:
+                        new_locks[path].creation = node.creation
+                return nodes
 
-    def _send(self, ops: Sequence[Op], session: int | None, read_after: Sequence[str]) -> tuple[list[Any], list[Any]]:
-        """Send the operations, followed by the reads; a server answers in the order of the requests."""
+    def _send(
+        self, ops: Sequence[Op], session: int | None, read_after: Sequence[str], new_locks: Mapping[str, OwnLock]
+    ) -> tuple[list[Any], list[Any]]:
+        """Send the operations, followed by the reads; a server answers in the order of the requests. New locks that are
+        read are watched."""
         transaction = self._client.transaction()
         for op in ops:
             if isinstance(op, Create):
@@ -160,19 +166,32 @@ class ZooKeeperStore:
                     if session is not None and client_id[0] != session:
                         raise SessionLost(f"{self.url}: the session has ended")
                     sent = transaction.commit_async()
-                    pending_reads = [self._client.get_async(path) for path in read_after]
+                    pending_reads = [
+                        self._client.get_async(path, watch=partial(self._lose, path, new_locks[path]))
+                        if path in new_locks
+                        else self._client.get_async(path)
+                        for path in read_after
+                    ]
                     break
             self._wait_for_connection()  # whether the session survives is known only once reconnected
         return list(sent.get()), pending_reads
 
+    def _lose(self, path: str, lock: OwnLock, event: Any) -> None:
+        """Record that a lock is gone, or after a lost connection, that it may be."""
+        lock.is_intact = False
+        if event.type == "DELETED" and self._own_locks.get(path) is lock:
+            self._own_locks.pop(path, None)  # an operator revoked it: this store may acquire it again
+
     def _refuse_other_creation(self, ops: Sequence[Op]) -> None:
         """Refuse the operations if a node is not the expected one. A multi-operation compares only versions, and a node
-        that was created again begins with version 0 too."""
+        that was created again begins with version 0 too. A lock whose watch has not fired need not be read."""
         for index, op in enumerate(ops):
             if isinstance(op, Check) and op.creation is not None:
+                own = self._own_locks.get(op.path)
+                if own is not None and own.is_intact and own.creation == op.creation:
+                    continue
                 (node,) = self.read([op.path])
                 if node is None or node.creation != op.creation:
-                    self._held.discard(op.path)  # an operator revoked the lock: this store may acquire it again
                     raise Conflict(index, op.path, ConflictReason.CHANGED if node else ConflictReason.MISSING)
 
     def _raise_conflict(self, ops: Sequence[Op], results: list[Any]) -> None:
@@ -233,17 +252,17 @@ class ZooKeeperStore:
                 return node is None
         return False  # it sets or checks without a condition, so it can be repeated
 
-    def _note_commit(self, ops: Sequence[Op]) -> None:
+    def _note_commit(self, ops: Sequence[Op], new_locks: Mapping[str, OwnLock]) -> None:
         """Remember the locks that this store holds, and add new children to its listings."""
         for op in ops:
             if isinstance(op, Create):
                 if op.ephemeral:
-                    self._held.add(op.path)
+                    self._own_locks[op.path] = new_locks[op.path]
                 listing = self._listings.get(parent_of(op.path))
                 if listing is not None:
                     listing.add(name_of(op.path))
             elif isinstance(op, Delete):
-                self._held.discard(op.path)
+                self._own_locks.pop(op.path, None)
 
     def _wait_for_connection(self) -> None:
         """Wait for a connection.
@@ -319,31 +338,40 @@ class ZooKeeperStore:
             return []
 
     def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
-        """Yield each name of a listing once: the caller tries its lock, and does not try it again within a second."""
+        """Yield each name of a listing once: the caller tries its lock, and does not try it again within a second.
+
+        Once a try has failed, there may be thousands of locked items, whose locks are then checked together.
+        """
         listing = self._listings.setdefault(folder, FolderListing())
-        tried, is_last_listing = 0, False
+        has_failed, is_last_listing = False, False
         if listing.is_old():
-            names = self.children(folder)
+            names = self._list_entries(folder)
             listing.renew(names)
             is_last_listing = not names
         while True:
-            if tried >= TRIED_UNCHECKED:
+            if has_failed:
                 listing.skip_held(lambda names: self._are_held(items, names))
             name = listing.next_name()
             if name is not None:
-                if lock_of_entry(items, name) not in self._held:
-                    tried += 1
+                lock = lock_of_entry(items, name)
+                if lock not in self._own_locks:
                     yield name
+                    has_failed |= lock not in self._own_locks
             elif is_last_listing:
                 return
             else:
-                listing.renew(self.children(folder), all_of_them=True)
-                tried, is_last_listing = TRIED_UNCHECKED, True
+                listing.renew(self._list_entries(folder), all_of_them=True)
+                has_failed, is_last_listing = True, True
+
+    def _list_entries(self, folder: str) -> list[str]:
+        """List a folder's children; a caller that watches the folder learns of any later ones."""
+        names = self._watches.names(folder)
+        return self.children(folder) if names is None else names
 
     def _are_held(self, items: str, names: Sequence[str]) -> list[bool]:
         """Return which items are locked. Those that this store has locked are not requested."""
         locks = [lock_of_entry(items, name) for name in names]
-        unknown = [lock for lock in locks if lock not in self._held]
+        unknown = [lock for lock in locks if lock not in self._own_locks]
         free = {lock for lock, node in zip(unknown, self.read(unknown), strict=True) if node is None}
         return [lock not in free for lock in locks]
 
@@ -363,17 +391,22 @@ class ZooKeeperStore:
             ]
         yield from sorted(nodes_by_path.items(), key=lambda one: one[0].split("/"))
 
-    def watch(self, path: str) -> ZooKeeperWatch:
-        return self._watches.watch(path)
+    def watched_children(self, path: str) -> Sequence[str]:
+        return self._watches.children(path)
 
-    def _set_watch(self, path: str, callback: Callable[[object], None]) -> None:
-        """Set a watch at the servers: on a node's children, or on its creation if it does not exist."""
+    def watch(self, path: str, on_change: Callable[[], None] = lambda: None) -> ZooKeeperWatch:
+        return self._watches.watch(path, on_change)
+
+    def _set_watch(self, path: str, callback: Callable[[object], None]) -> list[str]:
+        """Set a watch at the servers: on a node's children, or on its creation if it does not exist. Returns the sorted
+        children."""
         from kazoo import exceptions
 
         try:
-            self._retry(lambda: self._client.get_children(path, watch=callback))
+            return sorted(self._retry(lambda: self._client.get_children(path, watch=callback)))
         except exceptions.NoNodeError:
             self._retry(lambda: self._client.exists(path, watch=callback))
+            return []
 
     def _queue_error(self, error: Exception) -> Exception:
         """Return the queue's error for an error of kazoo."""
@@ -381,6 +414,15 @@ class ZooKeeperStore:
         if name in ("NoAuthError", "AuthFailedError", "InvalidACLError", "SessionClosedRequireSaslError"):
             return QueueRefused(f"{self.url}: the servers refuse access ({name}): give user:password@ of this queue.")
         return QueueLost(f"{self.url}: {name}: {str(error) or 'no server answers'}. Is ZooKeeper running there?")
+
+
+class OwnLock:
+    """A lock that a store holds. ``is_intact``: its watch has not fired, so that it is still the same node."""
+
+    __slots__ = ("creation", "is_intact")
+
+    def __init__(self) -> None:
+        self.creation, self.is_intact = 0, True
 
 
 def _stored_node(data: bytes, stat: Any) -> StoredNode:
@@ -423,6 +465,7 @@ def create_client(address: Address, session_timeout_s: float) -> tuple[Any, Any]
             address.display_url,
         )
     kazoo_client = client.KazooClient(
+        handler=_inline_handler(),
         hosts=",".join([address.hosts] * -(-TRIES_A_SESSION // len(address.hosts.split(",")))),
         timeout=session_timeout_s,
         auth_data=auth_data,
@@ -467,6 +510,24 @@ def _import_kazoo() -> tuple[Any, Any]:
     return client, security
 
 
+def _inline_handler() -> Any:
+    """Return a handler that runs watch callbacks in the thread that reads answers.
+
+    A server reports a change before it answers any later request. So when a request is answered, all watches of changes
+    before it have fired. These callbacks only set flags and wake threads.
+    """
+    from kazoo.handlers.threading import SequentialThreadingHandler
+
+    class InlineHandler(SequentialThreadingHandler):  # type: ignore[misc]
+        def dispatch_callback(self, callback: Any) -> None:
+            if callback.type == "watch":
+                callback.func(*callback.args)
+            else:
+                super().dispatch_callback(callback)
+
+    return InlineHandler()
+
+
 # Listings: a folder's children, cached for a second.
 
 LISTING_S: Final = 1.0
@@ -491,7 +552,8 @@ class FolderListing:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: list[str] = []
-        self._next = 0
+        self._next = self._checked = 0
+        """Position of the next name; of the first one whose lock was not checked."""
         self._read_at = float("-inf")
         self._held: dict[str, float] = {}
 
@@ -504,7 +566,7 @@ class FolderListing:
             now = time.monotonic()
             self._held = {name: at for name, at in self._held.items() if now - at < HELD_S and not all_of_them}
             self._entries = [name for name in names if name not in self._held]
-            self._next, self._read_at = 0, now
+            self._next, self._checked, self._read_at = 0, 0, now
 
     def next_name(self) -> str | None:
         """Return the next name; None if all were returned. The caller either locks it or finds that somebody else
@@ -518,17 +580,15 @@ class FolderListing:
             return name
 
     def skip_held(self, are_held: Callable[[Sequence[str]], list[bool]]) -> None:
-        """Skip to the next name that nobody has locked."""
+        """Skip to the next name that nobody has locked; each lock is checked once."""
         with self._lock:
             size = CHECKED_FIRST
-            while chunk := self._entries[self._next : self._next + size]:
-                size = min(2 * size, CHECKED_MAX)
-                are_locked = are_held(chunk)
-                free = are_locked.index(False) if False in are_locked else len(chunk)
-                self._held.update(dict.fromkeys(chunk[:free], time.monotonic()))
-                self._next += free
-                if free < len(chunk):
-                    return
+            while self._next >= self._checked and (chunk := self._entries[self._next : self._next + size]):
+                is_held = dict(zip(chunk, are_held(chunk), strict=True))
+                free = [name for name in chunk if not is_held[name]]
+                self._held.update({name: time.monotonic() for name in chunk if is_held[name]})
+                self._entries[self._next : self._next + size] = free
+                self._checked, size = self._next + len(free), min(2 * size, CHECKED_MAX)
 
     def add(self, name: str) -> None:
         """Add a name that this store has just created."""
@@ -542,8 +602,9 @@ class FolderListing:
 # Setting a watch reads the names of all children, which for thousands of batches would be most of the load of an idle
 # queue.
 
-SetWatch = Callable[[str, Callable[[object], None]], None]
-"""Function that sets a watch on a path at the servers, with the function to call when it fires."""
+SetWatch = Callable[[str, Callable[[object], None]], list[str]]
+"""Function that sets a watch on a path at the servers, with the function to call when it fires; returns the names of
+the children."""
 
 
 class ZooKeeperWatches:
@@ -554,24 +615,37 @@ class ZooKeeperWatches:
         self._lock = threading.Lock()
         self._server_watches: dict[str, _ServerWatch] = {}
 
-    def watch(self, path: str) -> ZooKeeperWatch:
+    def watch(self, path: str, on_change: Callable[[], None]) -> ZooKeeperWatch:
         """Watch a node from now on. A change from just before may be reported, too."""
-        watch = ZooKeeperWatch(self._remove)
+        watch = ZooKeeperWatch(self._remove, on_change)
         with self._lock:
             server_watch = self._server_watches.get(path)
             if server_watch is not None:
                 server_watch.watches.add(watch)
                 watch.server_watch = server_watch
                 return watch
-        server_watch = _ServerWatch({watch})
-        watch.server_watch = server_watch
-        self._set_watch(
+        watch.server_watch = self._set(path, {watch})
+        return watch
+
+    def children(self, path: str) -> Sequence[str]:
+        """Return the names of a node's children, without asking the servers until a watch fires."""
+        server_watch = self._server_watches.get(path)
+        return (server_watch or self._set(path, set())).names
+
+    def names(self, path: str) -> list[str] | None:
+        """Return the names of a node's children if somebody watches it and the watch has not fired."""
+        server_watch = self._server_watches.get(path)
+        return server_watch.names if server_watch is not None and server_watch.watches else None
+
+    def _set(self, path: str, watches: set[ZooKeeperWatch]) -> _ServerWatch:
+        server_watch = _ServerWatch(watches)
+        server_watch.names = self._set_watch(
             path, lambda _: self._fire(path, server_watch)
         )  # also when the connection is lost, since changes may then be missed
         with self._lock:
             if not server_watch.has_fired:
                 self._server_watches[path] = server_watch
-        return watch
+        return server_watch
 
     def _fire(self, path: str, server_watch: _ServerWatch) -> None:
         with self._lock:
@@ -593,19 +667,22 @@ class _ServerWatch:
 
     def __init__(self, watches: set[ZooKeeperWatch]) -> None:
         self.watches = watches
+        self.names: list[str] = []
+        """Children of the node when the watch was set."""
         self.has_fired = False
 
 
 class ZooKeeperWatch:
     """A watch that one thread waits on."""
 
-    def __init__(self, remove: Callable[[ZooKeeperWatch], None]) -> None:
-        self._remove = remove
+    def __init__(self, remove: Callable[[ZooKeeperWatch], None], on_change: Callable[[], None]) -> None:
+        self._remove, self._on_change = remove, on_change
         self._changed, self._closed = threading.Event(), False
         self.server_watch: _ServerWatch | None = None
 
     def notify(self) -> None:
         self._changed.set()
+        self._on_change()
 
     def wait(self, timeout_s: float) -> bool:
         return self._changed.wait(timeout_s) and not self._closed

@@ -1,0 +1,376 @@
+"""Scheduler of ``serve``: decides which item each thread works on next.
+
+An *item* is a locked job, batch or access request. A *lane* holds the items of one kind of work, such as the jobs in
+one state: those that are ready, the most urgent first, and those that are to be tried again later. A free thread
+
+1. looks into the queue for one more item of the lane, if there may be any, and adds it;
+2. takes the lane's most urgent item, and works on it.
+
+So a more urgent item in the queue is never passed over for one that waits here. A lane has as many threads at most as
+it was given, so that no kind of work can hold up another one. Items that need a slow host move to a lane of their own.
+
+Nothing is looked for while nothing can have changed: a lane's watch reports changes by anybody.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from ferryman.errors import FerrymanError, describe
+from ferryman.intake import LockLost, NodeInvalid, QueueLost, StateError
+from ferryman.intake.service.errors import SlowHost, StopRequested, TryLater
+from ferryman.intake.store import Watch
+
+log = logging.getLogger("ferryman.intake")
+
+PrintLine = Callable[[str], None]
+
+LOOK_PAUSE_S: Final = 0.05
+"""Least number of seconds from a look that found nothing to the next one; the first change is seen at once."""
+
+OWN_MOVES_PAUSE_S: Final = 1.0
+"""Least number of seconds between two looks if this process itself has moved items into or out of the lane since: the
+watch then says nothing about others."""
+
+QUIET_POLL_S: Final = 2.0
+"""Seconds from a look that found nothing to the next one although the watch has not fired, since a lock that ends with
+its process does not trigger it."""
+
+EMPTY_POLL_S: Final = 60.0
+"""Seconds from a look that found nothing to the next one in a lane that is empty."""
+
+ERROR_PAUSE_S: Final = 0.5
+"""Seconds for which a lane pauses after an item was taken away, so that the same message is not repeated a thousand
+times."""
+
+QUEUE_LOST_RETRY_S: Final = 1.0
+"""Seconds between two attempts while the queue's server does not answer."""
+
+GRACE_S: Final = 30.0
+"""Seconds after a stop in which threads have to finish or release their items. Locks of those that still hang end with
+this process."""
+
+NEVER: Final = float("inf")
+
+
+class LaneWatch(NamedTuple):
+    """How a lane learns that there may be items in the queue."""
+
+    watch: Callable[[Callable[[], None]], Watch] | None = None
+    """Watches the queue, and calls the given function when it may have changed; None: look every ``poll_s``."""
+    is_empty: Callable[[], bool] = lambda: False
+    """Returns whether there is nothing, locked or not; this stays so until the watch fires."""
+    poll_s: float = QUIET_POLL_S
+    """Seconds from a look that found nothing to the next one, unless the watch fires."""
+
+
+class WorkLane:
+    """Items of one kind of work.
+
+    Args:
+        threads: number of items that are worked on at once.
+        acquire: acquires the most urgent item in the queue; None if there is none. Items that nobody can hand over may
+            be anything.
+        work: works on an item, and unlocks it or hands it on. After ``TryLater`` it is tried again, after ``SlowHost``
+            in the lane ``slow``; after any other exception the scheduler unlocks it.
+        is_open: returns whether items can be worked on at all now.
+        slow: lane for items that need a slow host; None: this lane waits for slow hosts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        threads: int,
+        acquire: Callable[[], Any] | None,
+        work: Callable[[Any], object],
+        *,
+        watch: LaneWatch = LaneWatch(),  # noqa: B008 - immutable
+        slow: WorkLane | None = None,
+        is_open: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.name, self.threads, self.acquire, self.work = name, threads, acquire, work
+        self.slow, self.is_open, self.watching = slow, is_open, watch
+        self.ready: list[tuple[Any, int, Any]] = []
+        """Heap of (urgency, number, item)."""
+        self.delayed: list[tuple[float, int, Any]] = []
+        """Heap of (time of the next attempt, number, item)."""
+        self.busy = 0
+        self.is_looking = False
+        self.look_at = NEVER if acquire is None else 0.0
+        self.looked_at = -OWN_MOVES_PAUSE_S
+        """Time of the last look that found nothing."""
+        self.has_own_moves = False
+        """Whether this process has moved items into or out of the lane since the last look."""
+        self.is_changed = True
+        """Whether the watch has fired, or there is none yet."""
+        self.watch: Watch | None = None
+        self.has_lost_queue = False
+
+    def next_at(self) -> float:
+        """Return the time from which a thread can do something here."""
+        if self.ready:
+            return 0.0
+        return min(self.delayed[0][0] if self.delayed else NEVER, NEVER if self.is_looking else self.look_at)
+
+    def earliest_look(self) -> float:
+        """Return the earliest time of a look for a change that the watch has reported."""
+        return self.looked_at + (OWN_MOVES_PAUSE_S if self.has_own_moves else LOOK_PAUSE_S)
+
+
+class Scheduler:
+    """Threads that work on the items of lanes. ``clock``: in seconds."""
+
+    def __init__(
+        self, stop: threading.Event, print_line: PrintLine, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.stop = stop
+        self._print_line, self._clock = print_line, clock
+        self._lanes: list[WorkLane] = []
+        self._threads: list[threading.Thread] = []
+        lock = threading.Lock()
+        """Never held while the store is used, since watches fire under the store's lock."""
+        self._changed, self._arrived = threading.Condition(lock), threading.Condition(lock)
+        """Wake threads; those that wait for a lane without threads."""
+        self._timer_at = NEVER
+        """Time until which one of the idle threads waits; the others wait until they are woken."""
+        self._numbers = itertools.count()
+        self._closed = False
+
+    def add(self, lane: WorkLane) -> WorkLane:
+        self._lanes.append(lane)
+        return lane
+
+    def start(self) -> None:
+        """Start the threads of all lanes."""
+        for lane in self._lanes:
+            self._threads += [
+                threading.Thread(target=self._run, name=f"intake {lane.name}", daemon=True) for _ in range(lane.threads)
+            ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End all threads within ``GRACE_S``, and unlock the items that wait. ``stop`` is set."""
+        with self._changed:
+            self._closed = True
+            items = [item for lane in self._lanes for *_, item in [*lane.ready, *lane.delayed]]
+            for lane in self._lanes:
+                lane.ready, lane.delayed = [], []
+            self._changed.notify_all()
+            self._arrived.notify_all()
+        for item in items:
+            _unlock(item)
+        deadline = time.monotonic() + GRACE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        hanging = sum(thread.is_alive() for thread in self._threads)
+        if hanging:
+            log.warning("%d consumers did not end within %g s; their locks end with this process", hanging, GRACE_S)
+        for lane in self._lanes:
+            if lane.watch is not None:
+                lane.watch.close()
+
+    # --- items --------------------------------------------------------------------------------------------------------
+
+    def has_room(self, lane: WorkLane, waiting: int) -> bool:
+        """Return whether a thread of the lane is free, or fewer than ``waiting`` items wait for one."""
+        return not self._closed and len(lane.ready) < lane.threads - lane.busy + waiting
+
+    def put(self, lane: WorkLane, item: Any) -> bool:
+        """Add a locked item to a lane. Returns False after the end."""
+        with self._changed:
+            if self._closed:
+                return False
+            heapq.heappush(lane.ready, (item.urgency, next(self._numbers), item))
+            self._notify(lane, 0.0)
+            return True
+
+    def take(self, lane: WorkLane, count: int) -> list[Any]:
+        """Remove and return the most urgent items of a lane without threads that are still locked."""
+        with self._changed:
+            items = [heapq.heappop(lane.ready)[2] for _ in range(min(count, len(lane.ready)))]
+        return [item for item in items if item.locked]
+
+    def try_later(self, lane: WorkLane, item: Any, error: TryLater) -> None:
+        """Try a locked item again: after the time that the error names, or in the lane for slow hosts."""
+        if isinstance(error, SlowHost) and lane.slow is not None:
+            if not self.put(lane.slow, item):
+                _unlock(item)
+            return
+        with self._changed:
+            is_closed = self._closed
+            if not is_closed:
+                heapq.heappush(lane.delayed, (self._clock() + error.after_s, next(self._numbers), item))
+                self._notify(lane, lane.next_at())
+        if is_closed:
+            _unlock(item)
+
+    def wake(self, lane: WorkLane, *, at_once: bool = False) -> None:
+        """Look for items of a lane, since there may be some. ``at_once``: even right after a look that found none."""
+        with self._changed:
+            before = lane.next_at()
+            lane.is_changed = True
+            lane.look_at = 0.0 if at_once else min(lane.look_at, lane.earliest_look())
+            if lane.next_at() < before:
+                self._notify(lane, lane.next_at())
+
+    def _notify(self, lane: WorkLane, at: float) -> None:
+        """Wake a thread, since there is something to do in a lane from a time on, unless a thread waits until then."""
+        if lane.threads == 0:
+            self._arrived.notify_all()
+        elif lane.busy < lane.threads and at < self._timer_at:
+            self._changed.notify()
+
+    def wait(self, lane: WorkLane, timeout_s: float) -> None:
+        """Wait until there may be something in a lane without threads, or the end; at most ``timeout_s`` seconds."""
+        with self._changed:
+            deadline = self._clock() + timeout_s
+            while not self._is_ending() and (now := self._clock()) < min(deadline, lane.next_at()):
+                self._arrived.wait(min(deadline, lane.next_at()) - now)
+
+    def is_idle(self) -> bool:
+        """Return whether nobody works on anything, and no item is ready."""
+        return not any(lane.busy or lane.ready or lane.has_lost_queue for lane in self._lanes)
+
+    def has_delayed(self) -> bool:
+        """Return whether any item is to be tried again."""
+        return any(lane.delayed for lane in self._lanes)
+
+    # --- threads ------------------------------------------------------------------------------------------------------
+
+    def _is_ending(self) -> bool:
+        return self._closed or self.stop.is_set()
+
+    def _run(self) -> None:
+        while (lane := self._next_lane()) is not None:
+            try:
+                self._turn(lane)
+            finally:
+                with self._changed:
+                    lane.busy -= 1
+
+    def _next_lane(self) -> WorkLane | None:
+        """Wait until there is something to do. Returns the lane, in which this thread is busy now; None: the end."""
+        with self._changed:
+            while not self._is_ending():
+                now = self._clock()
+                waiting = [(lane.next_at(), lane) for lane in self._lanes if lane.busy < lane.threads]
+                at, lane = min(waiting, key=itemgetter(0), default=(NEVER, None))
+                if lane is not None and at <= now:
+                    lane.busy += 1
+                    self._notify_next(now, waiting)
+                    return lane
+                if at < self._timer_at:
+                    self._timer_at = at
+                    self._changed.wait(at - now)
+                    self._timer_at = NEVER if self._timer_at == at else self._timer_at
+                else:
+                    self._changed.wait()
+        return None
+
+    def _notify_next(self, now: float, waiting: list[tuple[float, WorkLane]]) -> None:
+        """Wake another thread if there is more to do now, or nobody minds the time of what is next."""
+        at = min((lane.next_at() for _, lane in waiting if lane.busy < lane.threads), default=NEVER)
+        if at <= now or at < self._timer_at:
+            self._changed.notify()
+
+    def _turn(self, lane: WorkLane) -> None:
+        """Do one piece of work of a lane, if there is any."""
+        threading.current_thread().name = f"intake {lane.name}"
+        item = None
+        try:
+            if self.begin_look(lane):
+                self._add_found(lane, self._acquire(lane))
+            item = self._take_ready(lane)
+            if item is None:
+                return
+            lane.work(item)
+            lane.has_lost_queue = False
+        except TryLater as e:
+            self.try_later(lane, item, e)
+        except StopRequested:
+            _unlock(item)
+        except (LockLost, NodeInvalid, StateError) as e:
+            self._fail(lane, item, f"{e}", ERROR_PAUSE_S)
+        except QueueLost as e:
+            self._fail(lane, item, "" if lane.has_lost_queue else f"{e}", QUEUE_LOST_RETRY_S)
+            lane.has_lost_queue = True
+        except Exception as e:  # a fault of Ferryman: report it, and continue with other work
+            self._fail(lane, item, f"intake {lane.name}: {describe(e)}", QUEUE_LOST_RETRY_S)
+
+    def _fail(self, lane: WorkLane, item: Any, text: str, pause_s: float) -> None:
+        _unlock(item)
+        if text:
+            self._print_line(text)
+        self.pause(lane, pause_s)
+
+    def pause(self, lane: WorkLane, seconds: float) -> None:
+        """Do not look for items of a lane for some seconds; then do."""
+        with self._changed:
+            lane.is_looking, lane.is_changed = False, True
+            lane.look_at = self._clock() + seconds
+
+    def begin_look(self, lane: WorkLane) -> bool:
+        """Return whether the caller is to look for an item of a lane now, and to call ``end_look`` then."""
+        with self._changed:
+            if lane.is_looking or lane.look_at > self._clock():
+                return False
+            lane.is_looking, lane.look_at = True, NEVER
+            was_changed, lane.is_changed, lane.has_own_moves = lane.is_changed, False, False
+        if lane.watching.watch is None:
+            return True
+        if was_changed or lane.watch is None:
+            if lane.watch is not None:
+                lane.watch.close()
+            lane.watch = lane.watching.watch(lambda: self.wake(lane))
+        elif lane.watching.is_empty():
+            self.end_look(lane, EMPTY_POLL_S)
+            return False
+        return True
+
+    def end_look(self, lane: WorkLane, poll_s: float) -> None:
+        """End a look after which there is none for ``poll_s`` seconds, unless something changes."""
+        with self._changed:
+            lane.is_looking, lane.looked_at = False, self._clock()
+            if lane.look_at:  # it was not woken for a look at once
+                lane.look_at = lane.looked_at + poll_s if lane.look_at == NEVER else lane.earliest_look()
+
+    def _acquire(self, lane: WorkLane) -> Any:
+        assert lane.acquire is not None
+        return lane.acquire() if lane.is_open() else None
+
+    def _add_found(self, lane: WorkLane, item: Any) -> None:
+        """End a look. If an item was found, there may be more."""
+        if item is None:
+            self.end_look(lane, lane.watching.poll_s)
+            return
+        with self._changed:
+            lane.is_looking, lane.look_at = False, 0.0
+            heapq.heappush(lane.ready, (getattr(item, "urgency", 0), next(self._numbers), item))
+            self._notify(lane, 0.0)
+
+    def _take_ready(self, lane: WorkLane) -> Any:
+        """Remove and return the most urgent item that is still locked; None if there is none."""
+        with self._changed:
+            while lane.delayed and lane.delayed[0][0] <= self._clock():
+                item = heapq.heappop(lane.delayed)[2]
+                heapq.heappush(lane.ready, (item.urgency, next(self._numbers), item))
+            while lane.ready:
+                item = heapq.heappop(lane.ready)[2]
+                if getattr(item, "locked", True):
+                    return item
+        return None
+
+
+def _unlock(item: Any) -> None:
+    if hasattr(item, "unlock"):
+        with suppress(FerrymanError):
+            item.unlock()
