@@ -146,7 +146,6 @@ OPTIONS_OF_A_PLAN = ("ferryman.sources.", "ferryman.destinations.")
 """Classes that the author of a plan makes, with options by name."""
 
 TOO_MANY = {
-    "ferryman.engine.deliver.turn.Turn": 9,
     "ferryman.intake.service.batches.BatchConsumer": 10,
     "ferryman.intake.service.fetch.Fetcher": 8,
     "ferryman.intake.service.workers.Worker": 11,
@@ -176,7 +175,7 @@ def test_modules_are_few_and_full() -> None:
     """A module exists because somebody looks for its subject by that name."""
     assert 200 < len(modules()) <= 260
     assert statistics.median(map(lines_of, modules())) >= 150
-    assert sum(map(len, imports().values())) <= 1600
+    assert sum(map(len, imports().values())) <= 1650
 
 
 def test_names_that_count_as_used_exist() -> None:

@@ -31,6 +31,7 @@ from ferryman import crash, limits
 from ferryman.destinations.base import Delivery, DestinationContext, Outcome
 from ferryman.engine.deliver.doubts import LaneDoubt
 from ferryman.engine.deliver.turn import (
+    DeliveryPass,
     Hung,
     Killed,
     LaneStop,
@@ -670,12 +671,8 @@ class Pass:
         turn = Turn(
             path_of(self.root),
             node,
-            self.number,
-            epoch=self.epoch,
-            now_us=self.now_us,
-            pace_s=self.pace_s,
+            DeliveryPass(self.number, self.epoch, self.now_us, self.pace_s, self.progress_folder),
             isolated=lane.isolated,
-            progress_folder=self.progress_folder,
             ended_holds=errors_node(plan.nodes) is None,
             doubt=lane.doubt,
         )

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Guarantee, Outcome
@@ -50,6 +50,23 @@ class LaneStop(Exception):
         self.why, self.permanent, self.hung, self.sequences = why, permanent, hung, sequences
 
 
+class DeliveryPass(NamedTuple):
+    """A pass over the outbox, as all its lanes see it.
+
+    Attributes:
+        epoch: epoch of the driver.
+        now_us: time of its beginning, µs since 1970.
+        pace_s: seconds after which no chunk is started.
+        progress_folder: folder for live progress; see ``engine.live``.
+    """
+
+    number: int
+    epoch: int
+    now_us: int
+    pace_s: float
+    progress_folder: str = ""
+
+
 class Turn:
     """State of a lane during one pass: its destination and how that is called, the journal, the deadline.
 
@@ -73,13 +90,9 @@ class Turn:
         self,
         root: StatePath,
         node: DestinationNode,
-        number: int,
+        current: DeliveryPass,
         *,
-        epoch: int,
-        now_us: int,
-        pace_s: float,
         isolated: bool = False,
-        progress_folder: str = "",
         ended_holds: bool = True,
         doubt: LaneDoubt | None = None,
     ) -> None:
@@ -92,17 +105,17 @@ class Turn:
         """Sends since the last one that was accepted."""
         self._context: tuple[Any, ...] = ()
         """Arguments of ``open``."""
-        self.progress = ProgressWriter(progress_folder)
+        self.progress = ProgressWriter(current.progress_folder)
         self.root = root
         self.node = node
-        self.number = number
-        self.epoch = epoch
-        self.now_us = now_us
+        self.number = current.number
+        self.epoch = current.epoch
+        self.now_us = current.now_us
         self.journal = Journal(root / "journal")
         self.at_most_once = node.policy.guarantee is Guarantee.AT_MOST_ONCE
         self.exactly_once = node.policy.guarantee is Guarantee.EXACTLY_ONCE
         self.isolated = isolated
-        self.deadline = time.monotonic() + pace_s
+        self.deadline = time.monotonic() + current.pace_s
         self.claimed_elsewhere: list[Rows] = []
         self.held_keys = HeldKeys(ended_holds=ended_holds)
         self._same_error: tuple[str, int, int] = ("", 0, 0)

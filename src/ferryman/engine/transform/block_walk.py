@@ -15,16 +15,15 @@ from ferryman.document import Document, decode_fields, encode_fields
 from ferryman.engine.live import ProgressWriter
 from ferryman.engine.tasks import Reason
 from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.compiled_nodes import CompiledNode, nodes_below
 from ferryman.engine.transform.rows import Content, OutboxBuffer, SkippedDelivery
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.walk import (
     NOT_CALLED,
-    CompiledNode,
     PlanPath,
     Raised,
     Walk,
     ends_not_chosen,
-    nodes_below,
     not_chosen_message,
     run_walk,
 )

@@ -423,7 +423,7 @@ class ConcurrentWalk:
         recorder: sink that records the walk's calls, to be replayed when the document is staged.
         ended: whether the walk has ended.
         answer: answer to the last request.
-        parent: walk of the document that this member was made of; None: it is no member.
+        parent: walk of the document that this member was made of; None: it was not made by a step.
         members: walks of the members that were made of this document and are not staged yet, in order.
     """
 

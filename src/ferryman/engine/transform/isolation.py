@@ -29,10 +29,11 @@ from ferryman.engine.runner.child import Child, Died, note
 from ferryman.engine.tasks import LogSplit, TaskSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.calls import make_document_call
+from ferryman.engine.transform.compiled_nodes import End
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.walk import End, MemberFailure, WalkSink, run_walk
+from ferryman.engine.transform.walk import MemberFailure, WalkSink, run_walk
 from ferryman.errors import EngineError, PermanentError
 from ferryman.memory import describe_memory_error
 from ferryman.plan import DestinationNode, StepNode
