@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from ferryman import account, operations
 from ferryman.engine.run import Summary
@@ -32,6 +31,8 @@ class Files:
 
     def __init__(self, root: Path, table: str) -> None:
         self.folder = root / table
+        from deltalake import DeltaTable  # starts a thread, and processes that fork must have one only
+
         self.handle = DeltaTable(str(self.folder))
         self.actions: list[dict[str, Any]] = pa.table(self.handle.get_add_actions(flatten=True)).to_pylist()
         self.paths = {action["path"] for action in self.actions}

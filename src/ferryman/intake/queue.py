@@ -297,7 +297,7 @@ class JobQueue:
         entries = [name for one in states for name in self._tree.store.children(state_path(one))]
         return list(dict.fromkeys(job_of_entry(name) for name in sorted(entries)))
 
-    def watch_jobs(self, state: str, on_change: Callable[[], None] = lambda: None) -> Watch:
+    def watch_jobs(self, state: str, on_change: Callable[[], None] | None = None) -> Watch:
         """Watch the jobs in a state from now on: ``watch.wait(10)`` returns as soon as a job enters or leaves the
         state.
 
@@ -307,11 +307,11 @@ class JobQueue:
         Raises:
             UsageError: there is no such state.
         """
-        return self._tree.store.watch(state_path(_parse_state(JobState, state)), on_change)
+        return self._tree.store.watch(state_path(_parse_state(JobState, state)), on_change or _ignore)
 
-    def watch_batches(self, on_change: Callable[[], None] = lambda: None) -> Watch:
+    def watch_batches(self, on_change: Callable[[], None] | None = None) -> Watch:
         """Watch for batches that are submitted or removed from now on, as ``watch_jobs`` does for jobs."""
-        return self._tree.store.watch(BATCHES, on_change)
+        return self._tree.store.watch(BATCHES, on_change or _ignore)
 
     # --- access requests ----------------------------------------------------------------------------------------------
 
@@ -672,3 +672,7 @@ class DamagedItems:
 
     def __contains__(self, id: str) -> bool:
         return self._skip_until.get(id, 0.0) > self._clock()
+
+
+def _ignore() -> None:
+    pass
