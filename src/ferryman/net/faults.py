@@ -16,7 +16,8 @@ import errno
 import re
 import socket
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable
@@ -93,8 +94,17 @@ def _has_unavailable_status(error: BaseException) -> bool:
     return any(isinstance(status, int) and status in urls.UNAVAILABLE for status in statuses)
 
 
+def _names_of_bases(of: type) -> tuple[tuple[str, str], ...]:
+    """Return (top package, name) of a class and its bases."""
+    return tuple((base.__module__.partition(".")[0], base.__name__) for base in of.__mro__)
+
+
+_classes_of: Callable[[type], tuple[tuple[str, str], ...]] = lru_cache(maxsize=1024)(_names_of_bases)
+"""``_names_of_bases``, remembered, since each document may raise an error."""
+
+
 def _is_client_error(error: BaseException) -> bool:
-    classes = [(base.__module__.partition(".")[0], base.__name__) for base in type(error).__mro__]
+    classes = _classes_of(type(error))
     if any(name in _NOT_CONNECTION.get(package, ()) for package, name in classes):
         return False
     return any(name in _CLIENT_ERRORS.get(package, ()) for package, name in classes)
@@ -216,11 +226,10 @@ reached -> the row of ``POSTGRESQL``."""
 def database_fault(error: BaseException) -> Fault | None:
     """Return the meaning of an error of a database's driver, or of SQLAlchemy for one; None: it is not such an error,
     or its code has no meaning here."""
-    classes = [(base.__module__.partition(".")[0], base.__name__) for base in type(error).__mro__]
+    classes = _classes_of(type(error))
     wrapped = ("sqlalchemy", "DBAPIError") in classes
     cause = _attribute(error, "orig") if wrapped else error
-    packages = [base.__module__.partition(".")[0] for base in type(cause).__mro__]
-    package = next((each for each in packages if each in _PACKAGES), None)
+    package = next((each for each, _ in _classes_of(type(cause)) if each in _PACKAGES), None)
     if cause is None or not (wrapped or package):
         return None
     first = next(iter(_attribute(cause, "args") or ()), None)
@@ -253,7 +262,7 @@ def _primary_code(code: int) -> int:
 
 def _is_database_outage(error: BaseException) -> bool:
     """Return whether an error of SQLAlchemy or of a driver concerns the connection or the whole database."""
-    if any(base.__module__.partition(".")[0] == "sqlalchemy" for base in type(error).__mro__) and (
+    if any(package == "sqlalchemy" for package, _ in _classes_of(type(error))) and (
         type(error).__name__ == "TimeoutError" or _attribute(error, "connection_invalidated") is True
     ):
         return True
