@@ -88,7 +88,7 @@ def telling(patch: pytest.MonkeyPatch) -> None:
 def hearing(patch: pytest.MonkeyPatch) -> None:
     """The message is half read."""
     gathering(patch)
-    patch.setattr(child, "_read", failing(child._read, lambda pipe, size, until: size))
+    patch.setattr(child, "_read", failing(child._read, lambda pipe, size, until, is_stopped: size))
 
 
 def spooling(patch: pytest.MonkeyPatch) -> None:
