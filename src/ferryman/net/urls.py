@@ -32,7 +32,15 @@ def is_retryable(status: int) -> bool:
 
 
 def strip_secrets(url: str) -> str:
-    """Return a URL, or a text given for one, without user, password and query, which may be secret, and fragment."""
+    """Return a URL, or a text given for one, without user, password and query, which may be secret, and fragment.
+
+    If the password may hold characters that end it (see ``check_login``), everything up to the last ``@`` is left out.
+    """
+    try:
+        check_login(url)
+    except ValueError:
+        scheme, slashes, rest = url.partition("//")
+        url = scheme + slashes + rest.rpartition("@")[2]
     return _URL.sub(r"\1\2", url, count=1)
 
 
