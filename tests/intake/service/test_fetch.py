@@ -11,7 +11,7 @@ import pytest
 
 from ferryman.errors import PermanentError, TransientError
 from ferryman.intake.service.errors import CorruptSubmission, StopRequested
-from ferryman.intake.service.fetch import Fetcher
+from ferryman.intake.service.fetch import Fetcher, Tries
 from ferryman.net.allowed_addresses import Reach
 from tests.intake.service.receiver import FileServer
 
@@ -24,7 +24,7 @@ def sha(content: bytes = CONTENT) -> str:
 
 
 def fetcher(tries: int = 3) -> Fetcher:
-    return Fetcher(reach=HERE, tries=tries, pause_s=0.001, timeout_s=5)
+    return Fetcher(reach=HERE, tries=Tries(tries, 0.001), timeout_s=5)
 
 
 def test_it_goes_on_where_it_broke_off(tmp_path: Path) -> None:
@@ -137,5 +137,5 @@ def test_a_quick_server_is_not_slow(tmp_path: Path) -> None:
     now = itertools.count(0, 0.5)
     content = bytes(4 << 20)
     with FileServer({"/a": content}) as server:
-        read = Fetcher(reach=HERE, tries=1, pause_s=0.001, clock=lambda: next(now))
+        read = Fetcher(reach=HERE, tries=Tries(1, 0.001), clock=lambda: next(now))
         assert read.fetch_file(server.url("/a"), tmp_path / "a", sha(content)).size == len(content)

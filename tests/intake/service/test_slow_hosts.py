@@ -13,7 +13,7 @@ import pytest
 
 from ferryman.errors import PermanentError, TransientError
 from ferryman.intake.service.errors import SlowHost
-from ferryman.intake.service.fetch import Fetcher
+from ferryman.intake.service.fetch import Fetcher, Tries
 from ferryman.intake.service.hosts import SlowHosts
 from ferryman.net import http
 from ferryman.net.allowed_addresses import Reach
@@ -135,7 +135,7 @@ def test_the_whole_time_of_a_job(intake: Place) -> None:
 def test_headers_end_in_time() -> None:
     """Also where the lane for slow hosts waits: a server that never ends its headers is a failed request."""
     with Dribble({"/headers/a": CONTENT}) as slow:
-        fetcher = Fetcher(reach=LOCAL, timeout_s=0.3, tries=1)
+        fetcher = Fetcher(reach=LOCAL, timeout_s=0.3, tries=Tries(1))
         with pytest.raises(TransientError, match="no whole answer"):
             fetcher.fetch_content(slow.url("/headers/a"), 100_000)
         with pytest.raises(PermanentError, match="--job-time"):
@@ -165,6 +165,6 @@ def test_a_name_that_is_resolved_slowly_is_a_slow_host(monkeypatch: pytest.Monke
     assert asked == ["a.evil.example"]
     with pytest.raises(SlowHost):
         fetcher.fetch_content("http://b.evil.example/a", 100)
-    patient = Fetcher(reach=LOCAL, tries=2, pause_s=0.001, timeout_s=1.0)
+    patient = Fetcher(reach=LOCAL, tries=Tries(2, 0.001), timeout_s=1.0)
     with pytest.raises(TransientError, match="tried 2 times"):
         patient.fetch_content("http://a.evil.example/a", 100)

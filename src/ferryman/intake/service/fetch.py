@@ -106,13 +106,20 @@ class FetchedFile(NamedTuple):
             crash.point("job.fetched")
 
 
+class Tries(NamedTuple):
+    """How often a request is tried, and the first pause between two tries (seconds)."""
+
+    attempts: int = TRIES
+    pause_s: float = PAUSE_FIRST_S
+
+
 class Fetcher:
     """Fetches URLs over http and https, and files. May be used from many threads.
 
     Args:
         stop: when it is set, calls in progress soon raise ``StopRequested``; partly fetched files are kept.
         reach: addresses and files that URLs may lead to.
-        tries, pause_s: number of attempts, and the first pause between two (seconds).
+        tries: how often a file is asked for.
         timeout_s: longest time without any data from a server (seconds).
         lowest_rate: minimum transfer rate in bytes per second, checked after ``SLOW_AFTER_S``; 0: no minimum.
         slow: known slow hosts, for which ``SlowHost`` is raised; None: wait for slow hosts.
@@ -124,8 +131,7 @@ class Fetcher:
         stop: threading.Event | None = None,
         *,
         reach: Reach = NOTHING_PRIVATE,
-        tries: int = TRIES,
-        pause_s: float = PAUSE_FIRST_S,
+        tries: Tries = Tries(),  # noqa: B008 - immutable
         timeout_s: float = limits.FETCH_TIMEOUT_S,
         lowest_rate: float = LOWEST_RATE,
         slow: SlowHosts | None = None,
@@ -137,7 +143,7 @@ class Fetcher:
         self._deadline: float | None = None
         self._reserve: Callable[[int], None] = lambda size: None
         self._stop, self._reach = stop or threading.Event(), reach
-        self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
+        self._tries, self._timeout_s = tries, timeout_s
 
     def with_deadline(self, seconds: float) -> Fetcher:
         """Return a fetcher whose requests raise ``PermanentError`` after so many seconds from now; 0: no limit."""
@@ -271,7 +277,7 @@ class Fetcher:
                 kind = PermanentError if e.errno in _PERMANENT_ERRNOS else TransientError
                 raise kind(f"{redact(url)}: {os.strerror(e.errno or 0)}") from None
 
-        return retry(ask, self._tries, self._pause_s, self._stop)
+        return retry(ask, *self._tries, self._stop)
 
     @contextmanager
     def _open_content(
