@@ -152,7 +152,7 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "deliver.done": Action("all lanes have returned", ("engine.run.Run._deliver_and_settle",), ("deliver.done",)),
     "deliver.late": Action(
-        "goes on while a worker is still at it", ("engine.deliver.dispatch.Dispatcher._deliver_one",), fault=True
+        "goes on while a worker is still at it", ("engine.deliver.dispatch.Dispatcher._wait",), fault=True
     ),
     # 5 settle
     "close": Action("closes the pass", (f"{_JOURNAL}.close",), ("settle.closed",)),
