@@ -289,3 +289,13 @@ def test_modules_beside_a_program_travel_to_other_machines(tmp_path: Path, neigh
     (tmp_path / "program.py").write_text(BESIDE)
     done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == says
+
+
+def test_code_keeps_the_name_of_its_file() -> None:
+    """The ledger shows where a step failed, whichever version of cloudpickle sent it."""
+    names: dict[str, Any] = {}
+    exec(compile("def outer(doc):\n    return [each for each in (lambda: doc)()]", "/plans/books.py", "exec"), names)
+    sent = pickle.loads(dumps(names["outer"])).__code__
+    inner = [each for each in sent.co_consts if hasattr(each, "co_filename")]
+    assert inner
+    assert {each.co_filename for each in (sent, *inner)} == {"/plans/books.py"}

@@ -146,6 +146,15 @@ def _reduce_property(prop: functools.cached_property[Any]) -> Any:
     return functools.cached_property, (prop.func,), attributes
 
 
+def _reduce_code(code: CodeType) -> Any:
+    """Reduce code with the name of its file, which the ledger shows and cloudpickle 3.1.3 leaves out."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make, tuple(code.co_filename if each == _LEFT_OUT else each for each in arguments)
+
+
+_LEFT_OUT: Final = "<dynamic-code>"
+
+
 def _reduce_new_type(new_type: Any) -> Any:
     return (
         (NewType, (new_type.__name__, new_type.__supertype__))
@@ -188,6 +197,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             _CachedFunction: _reduce_cached,
             functools.cached_property: _reduce_property,
             NewType: _reduce_new_type,
+            CodeType: _reduce_code,
             # used by functools.singledispatch
             WeakKeyDictionary: lambda weak: (WeakKeyDictionary, (dict(weak),)),
             MappingProxyType: lambda view: (MappingProxyType, (dict(view),)),
