@@ -281,7 +281,7 @@ def submitted(intake: Place, count: int, **columns: Any) -> None:
 
 def test_quick_work_needs_no_other_thread(intake: Place, acquired: dict[str, int]) -> None:
     """A small job of this machine's files is locked once, for its whole way."""
-    count = intake.serving.threads * (1 + RESERVE_JOBS)  # of one turn, all that may wait after it
+    count = intake.serving.threads * RESERVE_JOBS  # of one turn, all that may wait after it
     stop = threading.Event()
     serving = threading.Thread(target=lambda: intake.serve(stop, once=False))
     serving.start()

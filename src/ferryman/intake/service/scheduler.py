@@ -203,8 +203,8 @@ class Scheduler:
     # --- items --------------------------------------------------------------------------------------------------------
 
     def has_room(self, lane: WorkLane, waiting: int) -> bool:
-        """Return whether a thread of the lane is free, or fewer than ``waiting`` items wait for one."""
-        return not self._closed and len(lane.ready) < lane.threads - lane.busy + waiting
+        """Return whether fewer than ``waiting`` items wait, locked, for a thread of the lane."""
+        return not self._closed and len(lane.ready) < waiting
 
     def put(self, lane: WorkLane, item: Any) -> bool:
         """Add a locked item to a lane. Returns False after the end."""
