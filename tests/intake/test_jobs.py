@@ -237,3 +237,82 @@ def test_success_may_give_the_lock_back_in_one(queue: JobQueue) -> None:
     assert (job.status, job.lock()) == ("Provisioning", True)
     job.fail("no", unlock=True)
     assert f"/jobs/{job.id}/lock" not in layout(queue)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_what_a_job_returns_is_the_callers_own(queue: JobQueue, is_held: bool) -> None:
+    """Whatever a caller does to it, lists inside included, changes neither the job nor what others read of it."""
+    batch = queue.load_batch(started(queue, jobs=0))
+    values = {"of": ["a", {"b": ["c"]}]}
+    job = batch.create_job(values, identifiers=values, metadata=values)
+    if is_held:
+        held = queue.acquire_job("Pending")
+        assert held is not None
+        job = held
+    job.set_inventory(values)
+    job.set_store(values)
+    for name in ("configuration", "identifiers", "metadata", "inventory", "store"):
+        for _ in range(2):
+            returned = getattr(job, name)
+            assert returned == {"of": ["a", {"b": ["c"]}]}, name
+            returned["of"][1]["b"].append("d")
+            returned["of"].clear()
+            returned["more"] = 1
+
+
+def test_some_jobs_can_be_skipped(queue: JobQueue) -> None:
+    """However many: the next one in the order comes instead."""
+    batch = queue.load_batch(started(queue, jobs=0))
+    ids = [batch.create_job({}).id for _ in range(200)]
+    skip = set(ids[:190:2])
+    found = [queue.acquire_job("Pending", skip) for _ in range(106)]
+    assert [job and job.id for job in found] == [*(id for id in ids if id not in skip), None]
+
+
+def test_a_job_that_was_released_is_acquired_again(queue: JobQueue, opening: Opening) -> None:
+    """By the same object, in the same state: unless somebody has it, has moved it, or nothing is given out."""
+    started(queue, jobs=1)
+    job, other = queue.acquire_job("Pending"), opening()
+    assert job is not None
+    assert not queue.acquire_again(job)
+    job.unlock()
+    assert queue.acquire_again(job)
+    assert not other.load_job(job.id).lock()
+    job.set_status("Estimating")
+    job.unlock()
+    other.load_job(job.id).set_priority(1)
+    taken = other.acquire_job("Estimating")
+    assert taken is not None
+    assert not queue.acquire_again(job)
+    taken.unlock()
+    assert not queue.acquire_again(job)  # of another priority: it has its place among others now
+    found = queue.acquire_job("Estimating")
+    assert found is not None
+    found.unlock()
+    queue.locks.lock("ingest")
+    assert not queue.acquire_again(found)
+    queue.locks.unlock("ingest")
+    assert queue.acquire_again(found)
+    other.load_job(job.id).fail("given up", revoke=True)
+    found.unlock()
+    assert not queue.acquire_again(found)
+    queue.load_job(job.id).set_status("Deleted")
+    queue.load_job(job.id).delete()
+    assert not queue.acquire_again(found)
+
+
+def test_a_batch_that_was_released_is_acquired_again(queue: JobQueue, opening: Opening) -> None:
+    """In the same state; who looks meanwhile can skip it."""
+    queue.create_batch({"submitter": "test"})
+    batch = queue.acquire_pending_batch()
+    assert batch is not None
+    batch.unlock()
+    assert queue.acquire_batch_in_processing({batch.id}) is None
+    assert queue.acquire_again(batch)
+    batch.set_status("Reporting")
+    batch.unlock()
+    assert queue.acquire_batch_for_reporting(skip={batch.id}) is None
+    assert queue.acquire_again(batch)
+    batch.unlock()
+    opening().load_batch(batch.id).set_status("Failed")
+    assert not queue.acquire_again(batch)

@@ -53,6 +53,8 @@ class Item:
         self._known_status: StatusNode | None = None
         """Status when the lock was acquired, or after this object's last move; None without the lock."""
         self._ever_held = False
+        self.held_state: Any = None
+        """State in which this object held the lock last; None if it never did."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
@@ -257,6 +259,8 @@ class Item:
             raise ItemLocked(self._lock_path)
 
     def _forget_lock(self) -> None:
+        if self._known_status is not None:
+            self.held_state = self._known_status.state
         self._held_lock, self._known_status, self._ever_held = None, None, True
 
     def _move_ops(self, now: StatusNode, after: Any, message: str) -> list[Op]:

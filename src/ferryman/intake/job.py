@@ -46,8 +46,6 @@ class Job(Item):
         self._priority: int | None = None
         self._cached_nodes: dict[str, StoredNode | None] = {}
         """JSON nodes that were read under the lock, so that nobody else can have changed them."""
-        self._decoded: dict[str, tuple[bytes, dict[str, Any]]] = {}
-        """Content of JSON nodes, and the bytes that it was decoded from."""
         self._cached_space: int | None = None
         """Working space in bytes, as this object set it under the lock."""
         self._new_priority: int | None = None
@@ -64,6 +62,11 @@ class Job(Item):
     @property
     def urgency(self) -> tuple[int, str]:
         return nodes.PRIORITY_IN_NAME_MAX if self._priority is None else self._priority, self.id
+
+    @property
+    def entry(self) -> str:
+        """Return the name of the job's entry in the folder of its state."""
+        return nodes.state_entry(self.priority if self._priority is None else self._priority, self.id)
 
     # --- what it holds ------------------------------------------------------------------------------------------------
 
@@ -354,14 +357,10 @@ class Job(Item):
             self._priority = self._new_priority if self._priority is None else self._priority
 
     def _read_json(self, name: str) -> dict[str, Any]:
+        """Return the content of a JSON node. Each call decodes it, so that callers may change what they get; that
+        takes a quarter of the time of a deep copy."""
         node = self._read_node(name)
-        if node is None:
-            return {}
-        data, values = self._decoded.get(name, (b"", {}))
-        if data is not node.data:
-            values = decode_node(f"{self.path}/{name}", node.data)
-            self._decoded[name] = node.data, values
-        return dict(values)
+        return {} if node is None else decode_node(f"{self.path}/{name}", node.data)
 
     def _read_node(self, name: str) -> StoredNode | None:
         """Read a JSON node; only once while this object holds the lock."""

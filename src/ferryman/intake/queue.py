@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, NamedTuple, Self
@@ -166,14 +166,16 @@ class JobQueue:
         none."""
         return self._acquirer.acquire_pending_batch()
 
-    def acquire_batch_for_reporting(self, ready: Callable[[Batch], bool] | None = None) -> Batch | None:
-        """Acquire the oldest batch whose report is due; it is then locked and in Reporting or UpdateReporting. None if
-        there is none.
+    def acquire_batch_for_reporting(
+        self, ready: Callable[[Batch], bool] | None = None, skip: Collection[str] = ()
+    ) -> Batch | None:
+        """Acquire the oldest batch whose report is due, except those in ``skip``; it is then locked and in Reporting or
+        UpdateReporting. None if there is none.
 
         A batch in Processing is due when all its jobs are Completed or Failed. Then ``ready`` is called under the lock:
         it returns whether every job of the manifest was created. If not, the batch stays in Processing.
         """
-        return self._acquirer.acquire_batch_for_reporting(ready)
+        return self._acquirer.acquire_batch_for_reporting(ready, skip)
 
     def acquire_batch_in_processing(self, skip: Collection[str] = ()) -> Batch | None:
         """Acquire the oldest batch in Processing that nobody holds, except those in ``skip``; it is then locked. None
@@ -257,19 +259,24 @@ class JobQueue:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
-    def acquire_job(self, state: str) -> Job | None:
-        """Acquire the most urgent job in this state that nobody holds, the oldest of equals; it is then locked. None if
-        there is none.
+    def acquire_job(self, state: str, skip: Container[str] = ()) -> Job | None:
+        """Acquire the most urgent job in this state that nobody holds, the oldest of equals, except those in ``skip``;
+        it is then locked. None if there is none.
 
         Raises:
             UsageError: there is no such state.
         """
-        return self._acquirer.acquire_job(_parse_state(JobState, state))
+        return self._acquirer.acquire_job(_parse_state(JobState, state), skip)
 
     def acquire_jobs(self, state: str) -> Iterator[Job]:
         """Acquire jobs one after another, each locked when it is requested; cheaper than repeated calls of
         ``acquire_job``."""
         return self._acquirer.acquire_jobs(_parse_state(JobState, state))
+
+    def acquire_again(self, item: Job | Batch) -> bool:
+        """Acquire a job or batch that this object held and has released, if it is still in that state and nobody holds
+        it. Returns whether it is locked now."""
+        return self._acquirer.acquire_again(item)
 
     def pass_over(self, id: str, why: str) -> None:
         """Skip a damaged batch or job in this process for a minute. Each reason is logged only once."""
@@ -450,43 +457,65 @@ class Acquirer:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
-    def acquire_job(self, state: JobState) -> Job | None:
+    def acquire_job(self, state: JobState, skip: Container[str] = ()) -> Job | None:
         """Acquire the most urgent job in this state that nobody holds, locked."""
-        return next(self.acquire_jobs(state), None)
+        return next(self.acquire_jobs(state, skip), None)
 
-    def acquire_jobs(self, state: JobState) -> Iterator[Job]:
+    def acquire_jobs(self, state: JobState, skip: Container[str] = ()) -> Iterator[Job]:
         """Acquire one job after another. Locked jobs are skipped by one check for many of them."""
-        if self._paused and self._tree.find(PAUSE_PATH):
-            return  # a check that needs no lock
-        folder = state_path(state)
-        for name in self._tree.store.unlocked_entries(folder, JOBS):
+        if self._paused:
+            self._paused = self._tree.find(PAUSE_PATH) is not None  # a check that needs no lock
+        if self._paused:
+            return
+        for name in self._tree.store.unlocked_entries(state_path(state), JOBS):
             job = Job(self._tree, job_of_entry(name))
-            if job.id in self.damaged:
+            if job.id in self.damaged or job.id in skip:
                 continue
-            try:
-                prefetch = sorted(self._prefetched[state])
-                paths = [f"{job.path}/{each}" for each in prefetch]
-                nodes = job.acquire(state, Check(f"{folder}/{name}"), read_after=paths)
-                if nodes is None:
-                    continue
-                job.cache_nodes(dict(zip(prefetch, nodes, strict=True)), self._prefetched[state])
-                self._paused = self._tree.is_paused()
-                if self._paused:
-                    job.unlock()
-                    return
-                job.note_entry(name)
-                if state is JobState.PENDING and self._is_on_hold(job):
-                    job.set_status(JobState.HELD, "its collection is on hold")
-                    job.unlock()
-                    continue
-            except (LockLost, StateError):  # an operator moved it first
+            if self._acquire_entry(job, state, name):
+                yield job
+            elif self._paused:
+                return
+
+    def _acquire_entry(self, job: Job, state: JobState, name: str) -> bool:
+        """Acquire the job with this entry in a state, unless the queue is paused or the job's collection is on hold.
+        Returns whether it is locked now."""
+        try:
+            prefetch = sorted(self._prefetched[state])
+            paths = [f"{job.path}/{each}" for each in prefetch]
+            nodes = job.acquire(state, Check(f"{state_path(state)}/{name}"), read_after=paths)
+            if nodes is None:
+                return False
+            job.cache_nodes(dict(zip(prefetch, nodes, strict=True)), self._prefetched[state])
+            self._paused = self._tree.is_paused()
+            if self._paused:
                 job.unlock()
-                continue
-            except NodeInvalid as e:
+                return False
+            job.note_entry(name)
+            if state is JobState.PENDING and self._is_on_hold(job):
+                job.set_status(JobState.HELD, "its collection is on hold")
                 job.unlock()
-                self.damaged.add(job.id, plain_text(e))
-                continue
-            yield job
+                return False
+        except (LockLost, StateError):  # an operator moved it first
+            job.unlock()
+            return False
+        except NodeInvalid as e:
+            job.unlock()
+            self.damaged.add(job.id, plain_text(e))
+            return False
+        return True
+
+    def acquire_again(self, item: Job | Batch) -> bool:
+        """Acquire a job or batch that this process has released, if it is still in the same state and nobody holds
+        it."""
+        state = item.held_state
+        if state is None or self._tree.is_paused():
+            return False
+        try:
+            if isinstance(item, Job):
+                return self._acquire_entry(item, state, item.entry)
+            return self._try_lock(item, state)
+        except NodeInvalid:  # it was removed, or the next look finds it damaged
+            return False
 
     def _is_on_hold(self, job: Job) -> bool:
         if not self._tree.store.watched_children(COLLECTION_LOCKS):
@@ -509,11 +538,14 @@ class Acquirer:
                 return batch
         return None
 
-    def acquire_batch_for_reporting(self, ready: Callable[[Batch], bool] | None) -> Batch | None:
+    def acquire_batch_for_reporting(
+        self, ready: Callable[[Batch], bool] | None, skip: Collection[str] = ()
+    ) -> Batch | None:
         """Acquire the oldest batch whose report is due and that nobody holds, locked, in Reporting or
         UpdateReporting."""
         due = {BatchState.PROCESSING, BatchState.REPORTING, BatchState.UPDATE_REPORTING}
-        for batch in self._acquire_batches("reporting", due, {BatchState.PENDING, BatchState.HELD, BatchState.FAILED}):
+        revisited = {BatchState.PENDING, BatchState.HELD, BatchState.FAILED}
+        for batch in self._acquire_batches("reporting", due, revisited, skip):
             if batch.status != BatchState.PROCESSING.value:
                 return batch
             try:

@@ -15,19 +15,24 @@ from ferryman.intake.queue import Acquirer
 from ferryman.intake.service import stages
 from ferryman.intake.service.errors import SlowHost, TryLater
 from ferryman.intake.service.fetch import FetchedFile
-from ferryman.intake.service.scheduler import LaneWatch, Scheduler, WorkLane
+from ferryman.intake.service.scheduler import LONGEST_WAIT_S, QUIET_POLL_S, LaneWatch, Scheduler, WorkLane
 from ferryman.intake.service.stages import StageResult
+from ferryman.intake.service.workers import RESERVE_JOBS
 from tests.intake.service.place import Place, until
 
 
 class HeldJob:
-    """A job, as far as a scheduler needs one."""
+    """A job, as far as a scheduler needs one. ``is_taken``: others have it once it was unlocked."""
 
-    def __init__(self, priority: int = 5, id: str = "jid1") -> None:
-        self.urgency, self.locked = (priority, id), True
+    def __init__(self, priority: int = 5, id: str = "jid1", is_taken: bool = False) -> None:
+        self.id, self.urgency, self.locked, self.is_taken = id, (priority, id), True, is_taken
 
     def unlock(self) -> None:
         self.locked = False
+
+    def acquire_again(self) -> bool:
+        self.locked = not (self.locked or self.is_taken)
+        return self.locked
 
 
 class World:
@@ -35,7 +40,7 @@ class World:
 
     def __init__(self) -> None:
         self.now, self.stop, self.done, self.lines = 0.0, threading.Event(), list[Any](), list[str]()
-        self.scheduler = Scheduler(self.stop, self.lines.append, lambda: self.now)
+        self.scheduler = Scheduler(self.stop, self.lines.append, HeldJob.acquire_again, lambda: self.now)
 
     def lane(self, threads: int, work: Callable[[Any], object] | None = None, **options: Any) -> WorkLane:
         return self.scheduler.add(WorkLane("test", threads, None, work or self.done.append, **options))
@@ -69,7 +74,7 @@ def test_a_more_urgent_job_of_the_queue_is_not_passed_over(world: World) -> None
     urgent, waiting = HeldJob(1, "jid9"), HeldJob(5, "jid1")
     lane = world.lane(1)
     there = [urgent]
-    lane.acquire, lane.look_at = lambda: there.pop() if there else None, 0.0
+    lane.acquire, lane.look_at = lambda skip: there.pop() if there else None, 0.0
     world.scheduler.put(lane, waiting)
     world.scheduler.start()
     until(lambda: len(world.done) == 2)
@@ -98,37 +103,96 @@ def test_a_lane_has_as_many_threads_as_it_was_given(world: World) -> None:
 
 
 def test_what_cannot_be_done_now_is_tried_again_when_it_is_time(world: World) -> None:
-    """Others are worked on meanwhile; an item on a slow host goes to the lane for those."""
+    """Others are worked on meanwhile; an item on a slow host goes to the lane for those. Nobody holds what waits;
+    one that others have taken meanwhile is left to them."""
     slow_done, tries = list[Any](), list[Any]()
 
     def work(item: Any) -> None:
         tries.append(item)
         if item is slow:
             raise SlowHost("host")
-        if item is later and tries.count(item) == 1:
+        if item in (later, taken) and tries.count(item) == 1:
             raise TryLater("not now", 60.0)
         world.done.append(item)
 
     slow_lane = world.lane(1, slow_done.append)
     lane = world.lane(1, work, slow=slow_lane)
     later, slow, good = HeldJob(1, "jid1"), HeldJob(2, "jid2"), HeldJob(3, "jid3")
-    for job in (later, slow, good):
+    taken = HeldJob(0, "jid0", is_taken=True)
+    for job in (later, taken, slow, good):
         world.scheduler.put(lane, job)
     world.scheduler.start()
     until(lambda: world.done == [good] and slow_done == [slow])
-    assert world.scheduler.has_delayed()
-    assert later.locked
+    assert not later.locked
+    assert lane.waiting_ids == {"jid0", "jid1"}
     world.now = 60.0
-    world.scheduler.put(lane, HeldJob(9, "jid4"))
+    last = HeldJob(9, "jid4")
+    world.scheduler.put(lane, last)
     until(lambda: len(world.done) == 3)
-    assert world.done[1] is later
+    assert world.done[1:] == [later, last]
+    assert later.locked
+    assert (lane.waiting_ids, lane.attempts, tries.count(taken)) == (set(), {}, 1)
+
+
+def test_what_waits_for_a_slow_host_is_locked_by_nobody(world: World) -> None:
+    """Looks skip it meanwhile; a thread for slow hosts acquires it when it is free."""
+    going_on, at_work, skipped = threading.Event(), list[Any](), list[set[str]]()
+
+    def work_slowly(item: Any) -> None:
+        at_work.append(item)
+        assert going_on.wait(300)
+
+    def work(item: Any) -> None:
+        raise SlowHost("host")
+
+    slow_lane = world.lane(1, work_slowly)
+    lane = world.lane(1, work, slow=slow_lane)
+    lane.acquire = lambda skip: skipped.append(set(skip))
+    jobs = [HeldJob(5, f"jid{n}") for n in range(5)]
+    for job in jobs:
+        world.scheduler.put(lane, job)
+    world.scheduler.start()
+    until(lambda: len(slow_lane.waiting) == 4 and len(at_work) == 1)
+    assert [job for job in jobs if job.locked] == at_work
+    world.scheduler.wake(lane, at_once=True)
+    until(lambda: bool(skipped))
+    assert skipped == [{job.id for job in jobs} - {at_work[0].id}]
+    going_on.set()
+    until(lambda: len(at_work) == 5)
+    assert (lane.waiting_ids, lane.attempts) == (set(), {})
+
+
+def test_pauses_between_attempts_double_up_to_a_limit(world: World) -> None:
+    """Since each attempt acquires the item anew; the first pause is as long as the error says."""
+    lane, job = world.lane(0), HeldJob()
+    pauses = []
+    for after_s in (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 30.0, 0.0):
+        world.scheduler.try_later(lane, job, TryLater("not now", after_s))
+        pauses.append(lane.waiting.pop()[0])
+    assert pauses == [1.0, 2.0, 4.0, 8.0, LONGEST_WAIT_S, LONGEST_WAIT_S, 30.0, 0.0]
+
+
+def test_an_item_of_a_lane_that_was_closed_is_not_started(world: World) -> None:
+    """However long it has been ready: it is unlocked, and looked for again when the lane may be open."""
+    opened, jobs, looks = [False], [HeldJob(5, f"jid{n}") for n in range(5)], list[float]()
+    lane = world.lane(2, is_open=lambda: opened[0])
+    lane.acquire = lambda skip: looks.append(world.now)
+    for job in jobs:
+        world.scheduler.put(lane, job)
+    world.scheduler.start()
+    until(lambda: not any(job.locked for job in jobs))
+    until(lambda: lane.busy == 0)
+    assert world.done == []
+    opened[0], world.now = True, QUIET_POLL_S
+    world.scheduler.put(lane, HeldJob())
+    until(lambda: bool(looks) and len(world.done) == 1)
 
 
 def test_a_call_that_came_during_a_look_is_heard(world: World) -> None:
     """Whoever has looked before the call looks again."""
     looks = list[int]()
 
-    def acquire() -> None:
+    def acquire(skip: object) -> None:
         looks.append(len(looks))
         if len(looks) == 1:
             world.scheduler.wake(lane, at_once=True)
@@ -148,6 +212,7 @@ def test_at_the_end_jobs_are_given_back(world: World) -> None:
     world.close()
     world.scheduler.try_later(lane, jobs[1], TryLater("not now"))
     assert [job.locked for job in jobs] == [False, False]
+    assert lane.waiting == []
     assert not world.scheduler.put(lane, HeldJob())
     assert not world.scheduler.has_room(lane, 5)
     world.scheduler.wait(lane, 300.0)
@@ -172,15 +237,20 @@ def test_an_error_gives_the_item_back_and_pauses_its_lane(world: World) -> None:
 
 
 def test_nobody_looks_out_while_all_work(world: World) -> None:
-    """A watch of a long list is not made for nothing."""
+    """A watch of a long list is not made for nothing: not by the threads of another lane, which have time, either."""
     going_on, watches = threading.Event(), list[Any]()
     lane = world.lane(1, lambda item: going_on.wait(300), watch=LaneWatch(watches.append))  # type: ignore[arg-type]
+    lane.acquire = lambda skip: None
+    other = world.lane(1)
     world.scheduler.put(lane, HeldJob())
     world.scheduler.start()
     until(lambda: lane.busy == 1)
     world.scheduler.wake(lane, at_once=True)
+    assert lane.next_at() == 0.0
+    world.scheduler.put(other, HeldJob())
+    until(lambda: len(world.done) == 1 and other.busy == 0)  # whoever was free has looked for the most urgent lane
     assert watches == []
-    world.stop.set()
+    lane.watching = LaneWatch()
     going_on.set()
 
 
@@ -190,8 +260,8 @@ def acquired(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     found: dict[str, int] = defaultdict(int)
     jobs = Acquirer.acquire_jobs
 
-    def counted(self: Acquirer, state: JobState) -> Iterator[Any]:
-        for job in jobs(self, state):
+    def counted(self: Acquirer, state: JobState, *skip: Any) -> Iterator[Any]:
+        for job in jobs(self, state, *skip):
             found[state.value] += 1
             yield job
 
@@ -211,11 +281,19 @@ def submitted(intake: Place, count: int, **columns: Any) -> None:
 
 def test_quick_work_needs_no_other_thread(intake: Place, acquired: dict[str, int]) -> None:
     """A small job of this machine's files is locked once, for its whole way."""
-    submitted(intake, 12)
-    intake.serve()
-    assert set(intake.jobs().values()) == {"Completed"}
-    assert acquired == {"Pending": 12}
-    assert len(intake.rows()) == 12
+    count = intake.serving.threads * RESERVE_JOBS  # of one turn, all that may wait after it
+    stop = threading.Event()
+    serving = threading.Thread(target=lambda: intake.serve(stop, once=False))
+    serving.start()
+    intake.submit(payload_url=intake.put("first.txt", "a").as_uri(), local_id="first")
+    until(lambda: list(intake.jobs().values()) == ["Completed"])  # the plan runs: jobs in Processing may wait for it
+    acquired.clear()
+    submitted(intake, count)
+    until(lambda: list(intake.jobs().values()) == ["Completed"] * (count + 1))
+    stop.set()
+    serving.join()
+    assert acquired == {"Pending": count}
+    assert len(intake.rows()) == count + 1
     assert intake.queue.audit() == []
 
 

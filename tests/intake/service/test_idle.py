@@ -110,7 +110,7 @@ def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
     batch = queue.create_batch({"submitter": "test"})
     now, stop, found, looked, asked = [0.0], threading.Event(), list[str](), list[float](), list[float]()
 
-    def acquire() -> Job | None:
+    def acquire(skip: object) -> Job | None:
         looked.append(now[0])
         return queue.acquire_job("Pending")
 
@@ -124,7 +124,7 @@ def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
         job.unlock()
 
     watch = LaneWatch(lambda on_change: queue.watch_jobs("Pending", on_change), is_empty)
-    scheduler = Scheduler(stop, lambda text: None, lambda: now[0])
+    scheduler = Scheduler(stop, lambda text: None, queue.acquire_again, lambda: now[0])
     lane = scheduler.add(WorkLane("Pending", 2, acquire, work, watch=watch))
     scheduler.start()
     until(lambda: bool(looked) and not lane.is_looking)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from ferryman import crash
@@ -57,15 +58,15 @@ class BatchConsumer:
         self._failing_since: dict[str, float] = {}
         """Batch -> when its manifest could not be fetched for the first time."""
 
-    def acquire(self) -> Batch | None:
-        """Acquire a batch whose jobs are to be created; None if there is none."""  # 1
-        return self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(self._finished)
+    def acquire(self, skip: AbstractSet[str] = frozenset()) -> Batch | None:
+        """Acquire a batch whose jobs are to be created, except those in ``skip``; None if there is none."""  # 1
+        return self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(self._finished | skip)
 
     def create_jobs(self, batch: Batch) -> None:
         """Create the jobs of a locked batch, and unlock it.
 
         Raises:
-            TryLater: it is to be tried again, and is still locked.
+            TryLater: it is to be tried again; the caller unlocks it.
             LockLost, QueueLost: another consumer continues with the batch.
             StopRequested.
         """
@@ -172,15 +173,15 @@ class ReportConsumer:
         self._unsent_since: dict[str, float] = {}
         """Batch -> when its report could not be sent for the first time."""
 
-    def acquire(self) -> Batch | None:
-        """Acquire a batch whose report is due; None if there is none."""  # 1
-        return self._queue.acquire_batch_for_reporting(has_all_jobs)
+    def acquire(self, skip: AbstractSet[str] = frozenset()) -> Batch | None:
+        """Acquire a batch whose report is due, except those in ``skip``; None if there is none."""  # 1
+        return self._queue.acquire_batch_for_reporting(has_all_jobs, skip)
 
     def report(self, batch: Batch) -> None:
         """Report a locked batch, and unlock it.
 
         Raises:
-            TryLater: the report is to be sent again later; the batch is still locked.
+            TryLater: the report is to be sent again later; the caller unlocks the batch.
             LockLost, QueueLost: another consumer continues with the batch.
             StopRequested.
         """

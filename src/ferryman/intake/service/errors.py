@@ -10,7 +10,7 @@ class CorruptSubmission(PermanentError):
 
 
 class TryLater(FerrymanError):
-    """The work cannot be done now: the job stays in its state, locked by this consumer, and is tried again."""
+    """The work cannot be done now: the job stays in its state, unlocked, and is tried again."""
 
     def __init__(self, why: str, after_s: float = 1.0) -> None:
         super().__init__(why, after_s)
@@ -21,7 +21,7 @@ class TryLater(FerrymanError):
 
 
 class SlowHost(TryLater):
-    """The work involves a slow host: the job is handed to the threads for slow hosts."""
+    """The work involves a slow host: the job waits for the threads for slow hosts."""
 
     def __init__(self, host: str) -> None:
         super().__init__(f"{host} is slow")

@@ -180,7 +180,7 @@ class ProcessingConsumer:
         due = self._run.due_s()
         if self.has_unfinished or due is not None:
             timeout_s = min(timeout_s, UNFINISHED_POLL_S, max(UNFINISHED_POLL_S if due is None else due, 0.01))
-        if self._jobs is not None and self._free_places() > 0:
+        if self._jobs is not None and self.free_places() > 0:
             if self._jobs.wait_for_processing(timeout_s):
                 self._stop.wait(GATHER_S)
         else:
@@ -198,7 +198,7 @@ class ProcessingConsumer:
         for job in list(self._waiting.values()):
             if self._lock_local_id(job):
                 self._held[job.id] = self._waiting.pop(job.id)
-        free_places = self._free_places()
+        free_places = self.free_places()
         jobs: Iterator[Job]
         if self._jobs is None:
             jobs = islice(self._queue.acquire_jobs(JobState.PROCESSING), free_places)
@@ -209,7 +209,8 @@ class ProcessingConsumer:
             if self._stop.is_set() and self._jobs is None:
                 return
 
-    def _free_places(self) -> int:
+    def free_places(self) -> int:
+        """Return how many more jobs can share the turn."""
         return max(0, self._turn_size.jobs - len(self._held) - len(self._waiting))
 
     def _hold_or_wait(self, job: Job) -> None:

@@ -1,13 +1,16 @@
 """Scheduler of ``serve``: decides which item each thread works on next.
 
-An *item* is a locked job, batch or access request. A *lane* holds the items of one kind of work, such as the jobs in
-one state: those that are ready, the most urgent first, and those that are to be tried again later. A free thread
+An *item* is a job, batch or access request. A *lane* holds the items of one kind of work, such as the jobs in one
+state: those that are ready, locked, the most urgent first; and those that are to be tried again later, unlocked, so
+that operators and other servers can act on them meanwhile. A free thread
 
 1. looks into the queue for one more item of the lane, if there may be any, and adds it;
-2. takes the lane's most urgent item, and works on it.
+2. takes the lane's most urgent item; acquires it again if it is one that was to be tried again;
+3. works on it if the lane is open, and otherwise unlocks it.
 
 So a more urgent item in the queue is never passed over for one that waits here. A lane has as many threads at most as
-it was given, so that no kind of work can hold up another one. Items that need a slow host move to a lane of their own.
+it was given, so that no kind of work can hold up another one. Items that need a slow host wait, unlocked, for a lane of
+their own.
 
 Nothing is looked for while nothing can have changed: a lane's watch reports changes by anybody.
 """
@@ -20,6 +23,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -51,6 +55,11 @@ ERROR_PAUSE_S: Final = 0.5
 """Seconds for which a lane pauses after an item was taken away, so that the same message is not repeated a thousand
 times."""
 
+LONGEST_WAIT_S: Final = 10.0
+"""Longest pause between two attempts of an item that cannot be worked on yet, unless its first one was longer. Pauses
+double until then, since each attempt acquires the item anew: a thousand jobs that wait for space cost a hundred
+acquisitions a second."""
+
 QUEUE_LOST_RETRY_S: Final = 1.0
 """Seconds between two attempts while the queue's server does not answer."""
 
@@ -77,11 +86,11 @@ class WorkLane:
 
     Args:
         threads: number of items that are worked on at once.
-        acquire: acquires the most urgent item in the queue; None if there is none. Items that nobody can hand over may
-            be anything.
+        acquire: acquires the most urgent item in the queue, except those with the ids in its argument; returns None if
+            there is none. Items that nobody can hand over may be anything.
         work: works on an item, and unlocks it or hands it on. After ``TryLater`` it is tried again, after ``SlowHost``
             in the lane ``slow``; after any other exception the scheduler unlocks it.
-        is_open: returns whether items can be worked on at all now.
+        is_open: returns whether items can be worked on at all now; called before each one.
         slow: lane for items that need a slow host; None: this lane waits for slow hosts.
     """
 
@@ -89,7 +98,7 @@ class WorkLane:
         self,
         name: str,
         threads: int,
-        acquire: Callable[[], Any] | None,
+        acquire: Callable[[AbstractSet[str]], Any] | None,
         work: Callable[[Any], object],
         *,
         watch: LaneWatch = LaneWatch(),  # noqa: B008 - immutable
@@ -99,9 +108,13 @@ class WorkLane:
         self.name, self.threads, self.acquire, self.work = name, threads, acquire, work
         self.slow, self.is_open, self.watching = slow, is_open, watch
         self.ready: list[tuple[Any, int, Any]] = []
-        """Heap of (urgency, number, item)."""
-        self.delayed: list[tuple[float, int, Any]] = []
-        """Heap of (time of the next attempt, number, item)."""
+        """Heap of (urgency, number, item) of locked items."""
+        self.waiting: list[tuple[float, Any, int, Any]] = []
+        """Heap of (time of the next attempt, urgency, number, item) of items that are not locked meanwhile."""
+        self.waiting_ids: set[str] = slow.waiting_ids if slow else set()
+        """Ids of items that wait here or in ``slow``; looks skip them."""
+        self.attempts: dict[str, int] = slow.attempts if slow else {}
+        """Id of an item that was to be tried again -> number of attempts so far."""
         self.busy = 0
         self.is_looking = False
         self.look_at = NEVER if acquire is None else 0.0
@@ -118,7 +131,7 @@ class WorkLane:
         """Return the time from which a thread can do something here."""
         if self.ready:
             return 0.0
-        return min(self.delayed[0][0] if self.delayed else NEVER, NEVER if self.is_looking else self.look_at)
+        return min(self.waiting[0][0] if self.waiting else NEVER, NEVER if self.is_looking else self.look_at)
 
     def earliest_look(self) -> float:
         """Return the earliest time of a look for a change that the watch has reported."""
@@ -126,13 +139,22 @@ class WorkLane:
 
 
 class Scheduler:
-    """Threads that work on the items of lanes. ``clock``: in seconds."""
+    """Threads that work on the items of lanes.
+
+    Args:
+        acquire_again: locks an item that was unlocked, if it is still there to be worked on; returns whether it did.
+        clock: in seconds.
+    """
 
     def __init__(
-        self, stop: threading.Event, print_line: PrintLine, clock: Callable[[], float] = time.monotonic
+        self,
+        stop: threading.Event,
+        print_line: PrintLine,
+        acquire_again: Callable[[Any], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stop = stop
-        self._print_line, self._clock = print_line, clock
+        self._print_line, self._acquire_again, self._clock = print_line, acquire_again, clock
         self._lanes: list[WorkLane] = []
         self._threads: list[threading.Thread] = []
         lock = threading.Lock()
@@ -158,12 +180,12 @@ class Scheduler:
             thread.start()
 
     def close(self) -> None:
-        """End all threads within ``GRACE_S``, and unlock the items that wait. ``stop`` is set."""
+        """End all threads within ``GRACE_S``, and unlock the items that are ready. ``stop`` is set."""
         with self._changed:
             self._closed = True
-            items = [item for lane in self._lanes for *_, item in [*lane.ready, *lane.delayed]]
+            items = [item for lane in self._lanes for *_, item in lane.ready]
             for lane in self._lanes:
-                lane.ready, lane.delayed = [], []
+                lane.ready, lane.waiting = [], []
             self._changed.notify_all()
             self._arrived.notify_all()
         for item in items:
@@ -181,8 +203,8 @@ class Scheduler:
     # --- items --------------------------------------------------------------------------------------------------------
 
     def has_room(self, lane: WorkLane, waiting: int) -> bool:
-        """Return whether a thread of the lane is free, or fewer than ``waiting`` items wait for one."""
-        return not self._closed and len(lane.ready) < lane.threads - lane.busy + waiting
+        """Return whether fewer than ``waiting`` items wait, locked, for a thread of the lane."""
+        return not self._closed and len(lane.ready) < waiting
 
     def put(self, lane: WorkLane, item: Any) -> bool:
         """Add a locked item to a lane. Returns False after the end."""
@@ -200,18 +222,21 @@ class Scheduler:
         return [item for item in items if item.locked]
 
     def try_later(self, lane: WorkLane, item: Any, error: TryLater) -> None:
-        """Try a locked item again: after the time that the error names, or in the lane for slow hosts."""
-        if isinstance(error, SlowHost) and lane.slow is not None:
-            if not self.put(lane.slow, item):
-                _unlock(item)
-            return
+        """Unlock an item, and try it again: after the time that the error names, which doubles with each attempt, or
+        when a thread for slow hosts is free."""
         with self._changed:
-            is_closed = self._closed
-            if not is_closed:
-                heapq.heappush(lane.delayed, (self._clock() + error.after_s, next(self._numbers), item))
+            lane.waiting_ids.add(item.id)  # before it is unlocked, so that no look finds it
+            if isinstance(error, SlowHost) and lane.slow is not None:
+                lane, at = lane.slow, 0.0
+            else:
+                attempts = lane.attempts[item.id] = lane.attempts.get(item.id, 0) + 1
+                after_s = error.after_s * 2.0 ** min(attempts - 1, 10)
+                at = self._clock() + min(after_s, max(error.after_s, LONGEST_WAIT_S))
+        _unlock(item)
+        with self._changed:
+            if not self._closed:
+                heapq.heappush(lane.waiting, (at, item.urgency, next(self._numbers), item))
                 self._notify(lane, lane.next_at())
-        if is_closed:
-            _unlock(item)
 
     def wake(self, lane: WorkLane, *, at_once: bool = False) -> None:
         """Look for items of a lane, since there may be some. ``at_once``: even right after a look that found none."""
@@ -239,10 +264,6 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Return whether nobody works on anything, and no item is ready."""
         return not any(lane.busy or lane.ready or lane.has_lost_queue for lane in self._lanes)
-
-    def has_delayed(self) -> bool:
-        """Return whether any item is to be tried again."""
-        return any(lane.delayed for lane in self._lanes)
 
     # --- threads ------------------------------------------------------------------------------------------------------
 
@@ -289,11 +310,15 @@ class Scheduler:
         try:
             if self.begin_look(lane):
                 self._add_found(lane, self._acquire(lane))
-            item = self._take_ready(lane)
+            item = self._take_next(lane)
             if item is None:
+                return
+            if not lane.is_open():
+                self._put_back(lane, item)
                 return
             lane.work(item)
             lane.has_lost_queue = False
+            self._forget_attempts(lane, item)
         except TryLater as e:
             self.try_later(lane, item, e)
         except StopRequested:
@@ -345,7 +370,7 @@ class Scheduler:
 
     def _acquire(self, lane: WorkLane) -> Any:
         assert lane.acquire is not None
-        return lane.acquire() if lane.is_open() else None
+        return lane.acquire(lane.waiting_ids) if lane.is_open() else None
 
     def _add_found(self, lane: WorkLane, item: Any) -> None:
         """End a look. If an item was found, there may be more."""
@@ -357,17 +382,35 @@ class Scheduler:
             heapq.heappush(lane.ready, (getattr(item, "urgency", 0), next(self._numbers), item))
             self._notify(lane, 0.0)
 
-    def _take_ready(self, lane: WorkLane) -> Any:
-        """Remove and return the most urgent item that is still locked; None if there is none."""
+    def _take_next(self, lane: WorkLane) -> Any:
+        """Remove and return the most urgent item, locked; None if there is none. Items that others have now are
+        dropped."""
+        while True:
+            with self._changed:
+                is_due = bool(lane.waiting) and lane.waiting[0][0] <= self._clock()
+                if lane.ready and not (is_due and lane.waiting[0][1] < lane.ready[0][0]):
+                    item, is_due = heapq.heappop(lane.ready)[-1], False
+                elif is_due:
+                    item = heapq.heappop(lane.waiting)[-1]
+                    lane.waiting_ids.discard(item.id)
+                else:
+                    return None
+            if self._acquire_again(item) if is_due else getattr(item, "locked", True):
+                return item
+            self._forget_attempts(lane, item)
+
+    def _put_back(self, lane: WorkLane, item: Any) -> None:
+        """Unlock an item of a lane that is not open, and look for it again soon."""
+        _unlock(item)
         with self._changed:
-            while lane.delayed and lane.delayed[0][0] <= self._clock():
-                item = heapq.heappop(lane.delayed)[2]
-                heapq.heappush(lane.ready, (item.urgency, next(self._numbers), item))
-            while lane.ready:
-                item = heapq.heappop(lane.ready)[2]
-                if getattr(item, "locked", True):
-                    return item
-        return None
+            if lane.acquire is not None:
+                lane.look_at = min(lane.look_at, self._clock() + QUIET_POLL_S)
+
+    def _forget_attempts(self, lane: WorkLane, item: Any) -> None:
+        with self._changed:
+            item_id = getattr(item, "id", "")
+            if item_id not in lane.waiting_ids:
+                lane.attempts.pop(item_id, None)
 
 
 def _unlock(item: Any) -> None:

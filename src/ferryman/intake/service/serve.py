@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -145,7 +146,7 @@ def _process(
     processing = ProcessingConsumer(queue, run, state, consumers.print_line, stop, turn_size=turn_size, jobs=jobs)
     try:
         run.recover()
-        jobs.takes_processing = True
+        jobs.free_places = processing.free_places
         while not stop.is_set():
             try:
                 if not processing.turn():
@@ -187,7 +188,7 @@ class Consumers:
         self._work = Workspace(serving.work)
         self._at_work = CurrentWork(self._work.at_work, self.print_line)
         self._isolation = Isolation(queue, serving, stop)
-        self._scheduler = Scheduler(stop, self.print_line)
+        self._scheduler = Scheduler(stop, self.print_line, queue.acquire_again)
         self._finisher = Finisher()
         self.jobs = JobWorker(queue, self._scheduler, self._finisher, self._at_work, self._isolation, self.print_line)
         self._bundles = [
@@ -202,13 +203,19 @@ class Consumers:
         slow_fetcher, slow_callback = serving.fetcher(stop), serving.callback(stop)
         slow_reports = serving.reports(stop)
         finishing = scheduler.add(
-            WorkLane("finisher", 1, self._finisher.take, self._finisher.finish, watch=LaneWatch(poll_s=NEVER))
+            WorkLane(
+                "finisher", 1, _skip_none(self._finisher.take), self._finisher.finish, watch=LaneWatch(poll_s=NEVER)
+            )
         )
         self._finisher.wake = partial(scheduler.wake, finishing, at_once=True)
-        scheduler.add(WorkLane("sweep", 1, self._sweep, lambda item: None, watch=LaneWatch(poll_s=SWEEP_S)))
+        scheduler.add(WorkLane("sweep", 1, _skip_none(self._sweep), lambda item: None, watch=LaneWatch(poll_s=SWEEP_S)))
         shared = (self.print_line, self._at_work, self._isolation)
+
+        def is_open() -> bool:
+            return not queue.tree.is_paused()
+
         slow = BatchConsumer(queue, work, slow_fetcher, slow_reports, *shared)
-        slow_lane = scheduler.add(WorkLane("batches", SLOW_HOST_THREADS, None, slow.create_jobs))
+        slow_lane = scheduler.add(WorkLane("batches", SLOW_HOST_THREADS, None, slow.create_jobs, is_open=is_open))
         reports = slow_reports.with_callback(callback)
         prompt = BatchConsumer(queue, work, fetcher, reports, *shared)
 
@@ -217,14 +224,14 @@ class Consumers:
             if pending := self.jobs.lane_of(JobState.PENDING):
                 scheduler.wake(pending, at_once=True)
 
+        lane = partial(WorkLane, slow=slow_lane, is_open=is_open)
         watch = LaneWatch(queue.watch_batches)
-        scheduler.add(WorkLane("batches", serving.threads, prompt.acquire, create_jobs, watch=watch, slow=slow_lane))
+        scheduler.add(lane("batches", serving.threads, prompt.acquire, create_jobs, watch=watch))
         reporter = ReportConsumer(queue, work, slow_reports, self.print_line)
-        slow_lane = scheduler.add(WorkLane("reports", SLOW_HOST_THREADS, None, reporter.report))
+        slow_lane = scheduler.add(WorkLane("reports", SLOW_HOST_THREADS, None, reporter.report, is_open=is_open))
         reporter = ReportConsumer(queue, work, reports, self.print_line)
-        scheduler.add(
-            WorkLane("reports", 1, reporter.acquire, reporter.report, slow=slow_lane, watch=LaneWatch(poll_s=POLL_S))
-        )
+        lane = partial(WorkLane, slow=slow_lane, is_open=is_open)
+        scheduler.add(lane("reports", 1, reporter.acquire, reporter.report, watch=LaneWatch(poll_s=POLL_S)))
         stages = serving.stages(queue, work, fetcher, callback, stop, self.print_line)
         slow_stages = serving.stages(queue, work, slow_fetcher, slow_callback, stop, self.print_line)
         for stage, slow_stage in zip(stages, slow_stages, strict=True):
@@ -232,7 +239,7 @@ class Consumers:
             self.jobs.add_stage(stage, threads, slow_stage if stage.state in SLOW_HOST_STATES else None)
         for bundles, size in zip(self._bundles, ACCESS_SIZES, strict=True):
             watch = LaneWatch(partial(queue.tree.store.watch, f"{ACCESS}/{size}"))
-            scheduler.add(WorkLane("access", 1, bundles.acquire, bundles.build, watch=watch))
+            scheduler.add(WorkLane("access", 1, _skip_none(bundles.acquire), bundles.build, watch=watch))
 
     def print_line(self, text: str) -> None:
         """Print a line for operators; may be called from any thread."""
@@ -256,8 +263,6 @@ class Consumers:
             return False
         if self._queue.locks.check("ingest"):
             return True
-        if self._scheduler.has_delayed():
-            return False
         if any(not self._queue.is_passed_over(job) for state in WORK_STATES for job in self._queue.list_jobs(state)):
             return False
         return not any(
@@ -285,6 +290,11 @@ class Consumers:
         self._at_work.sweep(partial(is_done, self._queue))
         for bundles in self._bundles:
             bundles.expire(time.time())
+
+
+def _skip_none(acquire: Callable[[], Any]) -> Callable[[AbstractSet[str]], Any]:
+    """Return an acquisition for a lane in which no items wait to be tried again."""
+    return lambda skip: acquire()
 
 
 class _StopBetweenWaves(Forwarding):

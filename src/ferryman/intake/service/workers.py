@@ -6,8 +6,8 @@ the work            the job
 returns             moves on, and is unlocked in the same change
 PermanentError      fails, with the reason
 TransientError      fails too: its work has tried as often as it may
-TryLater            stays, locked, and is tried again; others of its state are worked on meanwhile
-SlowHost            goes to the lane for slow hosts
+TryLater            stays, unlocked, and is tried again; others of its state are worked on meanwhile
+SlowHost            waits, unlocked, for the lane for slow hosts
 StopRequested       is given back as it is
 LockLost            is not ours any more: nothing was changed, another does it again
 NodeInvalid         was removed, or is damaged: it is given back, and skipped for a minute
@@ -31,7 +31,6 @@ from ferryman.intake.service.errors import TryLater
 from ferryman.intake.service.finisher import Finisher, FinishRequest
 from ferryman.intake.service.hosts import SLOW_HOST_THREADS
 from ferryman.intake.service.isolation import CurrentWork, Isolation
-from ferryman.intake.service.processing import WAVE_JOBS
 from ferryman.intake.service.scheduler import ERROR_PAUSE_S, QUIET_POLL_S, LaneWatch, PrintLine, Scheduler, WorkLane
 from ferryman.intake.service.stages import JobStage, StageResult
 from ferryman.intake.states import JOB
@@ -40,9 +39,10 @@ from ferryman.storage.files import is_disk_full
 FULL_DISK_RETRY_S: Final = 10.0
 """Seconds until a job is tried again after the disk was full."""
 
-QUICK_JOBS: Final = 128
-"""Jobs that may wait, locked, for the threads of a state if their work there takes only milliseconds. Of others, as
-many may wait as there are threads, so that other processes can have the rest."""
+RESERVE_JOBS: Final = 2
+"""Jobs a thread that may wait, locked, for the threads of a state: enough that none of them has to look for its next
+job, few enough that other servers get the rest, and that little waits for its lock to end after a kill. Not in
+Processing, where at most as many are locked as share a turn."""
 
 NEXT_STATE: Final = {JobState.PENDING: JobState.ESTIMATING, **JOB.success}
 """State -> the next state when its work is done."""
@@ -75,10 +75,10 @@ class JobWorker:
         self._queue, self._scheduler, self._finisher, self._print_line = queue, scheduler, finisher, print_line
         self._at_work, self._isolation = at_work, isolation
         self._places: dict[JobState, _Place] = {}
-        self.takes_processing = False
-        """Whether this process runs the plan, so that jobs in Processing wait for it."""
+        self.free_places: Callable[[], int] = _no_places
+        """Returns how many jobs in Processing may wait, locked, for the plan; none while another process runs it."""
         self.processing = scheduler.add(
-            WorkLane("Processing", 0, lambda: None, lambda job: None, watch=self._lane_watch(JobState.PROCESSING))
+            WorkLane("Processing", 0, lambda _: None, lambda job: None, watch=self._lane_watch(JobState.PROCESSING))
         )
 
     def take_processing(self, count: int) -> Iterator[Job]:
@@ -110,24 +110,30 @@ class JobWorker:
 
     def release_processing(self) -> None:
         """Unlock the jobs that wait for the plan, which this process does not run any more."""
-        self.takes_processing = False
+        self.free_places = _no_places
         for job in self._scheduler.take(self.processing, sys.maxsize):
             job.unlock()
 
     def add_stage(self, stage: JobStage, threads: int, slow: JobStage | None) -> None:
         """Work on the jobs of a state. ``slow``: the same stage, waiting for slow hosts."""
+
+        def is_open() -> bool:
+            return not self._queue.tree.is_paused() and stage.is_open()
+
         slow_lane = None
         if slow is not None:
-            slow_lane = WorkLane(stage.state, SLOW_HOST_THREADS, None, lambda job: self._work(slow_place, job))
+            slow_lane = WorkLane(
+                stage.state, SLOW_HOST_THREADS, None, lambda job: self._work(slow_place, job), is_open=is_open
+            )
             slow_place = _Place(slow, self._scheduler.add(slow_lane))
         lane = WorkLane(
             stage.state,
             threads,
-            lambda: self._queue.acquire_job(stage.state),
+            partial(self._queue.acquire_job, stage.state),
             lambda job: self._work(place, job),
             watch=self._lane_watch(stage.state),
             slow=slow_lane,
-            is_open=stage.is_open,
+            is_open=is_open,
         )
         self._places[stage.state] = place = _Place(stage, self._scheduler.add(lane))
 
@@ -140,10 +146,6 @@ class JobWorker:
 
     def _work(self, place: _Place, job: Job) -> bool:
         """Run a stage for a locked job, and move it on. Returns whether that succeeded."""
-        if not place.stage.is_open():
-            job.unlock()
-            self._scheduler.pause(place.lane, ERROR_PAUSE_S)
-            return False
         return self._attempt(place, job, lambda: self._finish(place, job, self._run_stage(place.stage, job)))
 
     def _finish(self, place: _Place, job: Job, result: StageResult) -> None:
@@ -207,7 +209,7 @@ class JobWorker:
         is_quick = place is not None and place.stage.is_quick(job, result) and result.priority is None
         continues_here = goes_on and place is not None and is_quick and self._is_open(place)
         lane = self.lane_of(next_state)
-        keep_lock = continues_here or (lane is not None and self._has_room(lane, is_quick))
+        keep_lock = continues_here or (lane is not None and self._has_room(lane))
         for moved in (self.lane_of(state), lane):
             if moved is not None:
                 moved.has_own_moves = True
@@ -234,11 +236,14 @@ class JobWorker:
     def _is_open(self, place: _Place) -> bool:
         return not self._scheduler.stop.is_set() and place.stage.is_open()
 
-    def _has_room(self, lane: WorkLane, is_quick: bool) -> bool:
-        if lane is self.processing:
-            return self.takes_processing and self._scheduler.has_room(lane, WAVE_JOBS)
-        return self._scheduler.has_room(lane, QUICK_JOBS if is_quick else lane.threads)
+    def _has_room(self, lane: WorkLane) -> bool:
+        waiting = self.free_places() if lane is self.processing else RESERVE_JOBS * lane.threads
+        return self._scheduler.has_room(lane, waiting)
 
     def _fail(self, place: _Place, job: Job, why: str) -> None:
         self._print_line(f"{job.id}: failed in {place.stage.state}: {why}")
         job.fail(why, unlock=True)
+
+
+def _no_places() -> int:
+    return 0
