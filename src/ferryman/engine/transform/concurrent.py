@@ -100,7 +100,7 @@ class _CallKeys:
         self._by_id = {w.doc.id: w.call_scope for w in call.waiting}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's idempotency key, see ``BatchCaller``."""
+        """Return the document's idempotency key, see ``StepCaller``."""
         call_scope = self._by_object.get(id(doc)) or self._by_id.get(doc.id)
         return call_scope.key_of(doc) if call_scope is not None else None
 
@@ -306,7 +306,7 @@ class _BlockKeys:
         self._rows: dict[str, int] = {}
 
     def key_of(self, doc: Document) -> str | None:
-        """Return the document's idempotency key, see ``BatchCaller``."""
+        """Return the document's idempotency key, see ``StepCaller``."""
         self._rows = self._rows or {id: i for i, id in enumerate(self._block.ids)}
         if (row := self._rows.get(doc.id)) is None:
             return None
@@ -435,8 +435,8 @@ class ConcurrentWalk:
         self.ended = False
         self.answer: Any = None
         self.members: deque[ConcurrentWalk] = deque()
-        self.awaits: Callable[[], bool] | None = None
-        """Tells whether the walk still has to wait for its members; None: it does not wait for them."""
+        self.awaits_all = False
+        """Whether it waits for all members; otherwise it waits for one only while too many walks run."""
         self.is_suspended = False
         """Whether it is suspended until another member has ended."""
 
@@ -545,9 +545,7 @@ class ConcurrentWalks:
                 recorder = Recorder()
                 walk = current.walk.fork(recorder)
                 current.members.append(self.begin(walk, recorder, request.begin(walk), current))
-                current.awaits = self._is_full
-            else:
-                current.awaits = _always
+            current.awaits_all = not isinstance(request, WalkMember)
             if self._waits_for_members(current):
                 return
         self._running.discard(current)
@@ -557,18 +555,12 @@ class ConcurrentWalks:
 
     def _waits_for_members(self, current: ConcurrentWalk) -> bool:
         """Return whether a walk has to wait until another of its members has ended."""
-        if current.awaits is None:
-            return False
-        while current.members and current.awaits():
+        while current.members and (current.awaits_all or self.full):
             if not current.members[0].ended:
                 current.is_suspended = True
                 return True
             current.stage_members()
-        current.awaits = None
         return False
-
-    def _is_full(self) -> bool:
-        return self.full
 
     def _set_answer(self, current: ConcurrentWalk, doc: Document, called: Document, answer: Any) -> None:
         """Continue a walk with the answer to its call; ``called``: the document, or a copy that the step got."""
@@ -590,10 +582,6 @@ class ConcurrentWalks:
                 queue, call = self._ended_calls.get_nowait()
             except Empty:
                 return True
-
-
-def _always() -> bool:
-    return True
 
 
 # Blocks of a task: documents are walked concurrently, and staged in order.
