@@ -122,6 +122,18 @@ class Place:
         serving = self.serving if not options else Serving(**{**vars(self.serving), **options})
         serve(self.plan, self.queue, serving, self.driving, stop=stop, observer=self.said)
 
+    @contextlib.contextmanager
+    def served(self, **options: Any) -> Iterator[None]:
+        """While it is served, in another thread."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self.serve, args=(stop,), kwargs={"once": False, **options})
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
     def rows(self) -> list[tuple[str, str]]:
         """(id, text) of every delivery, sorted."""
         return rows_in(self.folder / "index.db")

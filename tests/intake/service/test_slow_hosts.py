@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -29,18 +27,9 @@ CONTENT = b"x" * 50_000
 """A byte at a time this lasts longer than any test."""
 
 
-@contextmanager
-def served(place: Place) -> Iterator[None]:
-    """While it is served."""
-    stop = threading.Event()
-    serving = {"once": False, "prompt_s": 0.3, "lowest_rate": 0.0}
-    thread = threading.Thread(target=place.serve, args=(stop,), kwargs=serving)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def served(place: Place) -> AbstractContextManager[None]:
+    """While it is served by a server to which a host is slow soon."""
+    return place.served(prompt_s=0.3, lowest_rate=0.0)
 
 
 def completed(place: Place) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,19 +20,6 @@ from tests.intake.service.place import Place, until
 
 THREADS = 2
 """Threads a state; ``Place`` serves with as many."""
-
-
-@contextmanager
-def served(place: Place) -> Iterator[None]:
-    """While it is served."""
-    stop = threading.Event()
-    thread = threading.Thread(target=place.serve, args=(stop,), kwargs={"once": False})
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def submit_jobs(place: Place, count: int) -> None:
@@ -72,11 +57,11 @@ def test_a_server_leaves_to_others_what_it_cannot_start(intake: Place, monkeypat
     submit_jobs(intake, count)
     barrier = Barrier(monkeypatch, stages.Storing, intake.queue)
     try:
-        with served(intake):
+        with intake.served():
             until(lambda: len(barrier.waiting) == THREADS and count_in(intake, "Storing") == count)
             assert count_locked(intake.queue) <= most
             other = Place(intake.folder)
-            with served(other):
+            with other.served():
                 until(lambda: count_in(intake, "Completed") >= count - most, 120.0)
                 assert len(barrier.waiting) == THREADS
                 barrier.open.set()
@@ -101,7 +86,7 @@ def test_no_more_are_locked_in_processing_than_share_a_turn(intake: Place, monke
     monkeypatch.setattr(TurnSize.__init__, "__defaults__", (share,))
     submit_jobs(intake, count)
     try:
-        with served(intake):
+        with intake.served():
             until(lambda: count_in(intake, "Processing") == count)
             assert count_locked(intake.queue) == share
             going_on.set()
@@ -117,7 +102,7 @@ def test_a_pause_stops_jobs_that_are_ready(intake: Place, monkeypatch: pytest.Mo
     submit_jobs(intake, count)
     barrier = Barrier(monkeypatch, stages.Downloading)
     try:
-        with served(intake):
+        with intake.served():
             until(lambda: len(barrier.waiting) == THREADS and count_in(intake, "Downloading") == count)
             assert count_locked(intake.queue) > THREADS
             intake.queue.locks.lock("ingest")
@@ -155,7 +140,7 @@ def test_a_batch_that_waits_is_locked_by_nobody(
     calls = fail_first(monkeypatch, owner, name, 10)
     monkeypatch.setattr(f"ferryman.intake.service.batches.{pause}", 3600.0)
     submit_jobs(intake, 1)
-    with served(intake), JobQueue.open(f"sqlite:///{intake.folder / 'queue.db'}") as other:
+    with intake.served(), JobQueue.open(f"sqlite:///{intake.folder / 'queue.db'}") as other:
         batch = other.load_batch(*other.list_batches())
         until(lambda: bool(calls) and batch.lock())
         batch.unlock()
@@ -193,7 +178,7 @@ def test_a_pending_job_that_waits_becomes_held_with_its_collection(
 
     monkeypatch.setattr(stages.Pending, "work", wait_first)
     intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), local_id="a", profile_name="maps")
-    with served(intake):
+    with intake.served():
         assert tried.wait(300)
         intake.queue.locks.lock("collection", "maps")
         until(lambda: count_in(intake, "Held") == 1)

@@ -1,0 +1,73 @@
+"""A front server of the tests' own: what stands before an HTTP server, and passes some requests on."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+
+class FrontServer:
+    """Passes requests on to a server.
+
+    Args:
+        context: speaks TLS by it; None: plain HTTP.
+    """
+
+    def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
+        self.server = (host, port)
+        self._address = "http://127.0.0.1" if context is None else "https://localhost"  # as its certificate says
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (FrontHandler,), {"front": self}))
+        self._http.daemon_threads = True
+        if context is not None:
+            self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
+        threading.Thread(target=self._http.serve_forever, args=[0.01], daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"{self._address}:{self._http.server_port}"
+
+    def handle(self, request: FrontHandler, body: bytes) -> bool:
+        """Answer a request; returns False if it is to be passed on."""
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+class FrontHandler(BaseHTTPRequestHandler):
+    """One request to a front server."""
+
+    protocol_version = "HTTP/1.1"
+    front: FrontServer
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+    def say(self, status: int, body: bytes, kind: str) -> None:
+        """Answer the request."""
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _pass(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.front.handle(self, body):
+            return
+        server = http.client.HTTPConnection(*self.front.server, timeout=300)
+        headers = {"content-type": self.headers.get("content-type", "application/json")}
+        server.request(self.command, self.path, body or None, headers)
+        answer = server.getresponse()
+        self.say(answer.status, answer.read(), answer.headers.get("content-type", "text/plain"))
+        server.close()
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass
