@@ -151,10 +151,10 @@ class JobWorker:
     def _finish(self, place: _Place, job: Job, result: StageResult) -> None:
         """Move a job on: at once, or when its files are durable."""
         if not result.steps:
-            self._advance(place, job, result)
+            self.advance(job, place.stage.state, result)
             return
         request = FinishRequest(
-            job, result.steps, partial(self._attempt, place, job), lambda: self._advance(place, job, result)
+            job, result.steps, partial(self._attempt, place, job), lambda: self.advance(job, place.stage.state, result)
         )
         self._finisher.submit(request)
 
@@ -195,9 +195,6 @@ class JobWorker:
         if not stage.isolates:
             return stage.work(job)
         return self._at_work.run(job.id, lambda: stage.work(job), lambda: self._isolation.run_stage(job, stage.state))
-
-    def _advance(self, place: _Place, job: Job, result: StageResult) -> None:
-        self.advance(job, place.stage.state, result)
 
     def advance(self, job: Job, state: JobState, result: StageResult, *, goes_on: bool = True) -> None:
         """Move a job from a state to the next one. ``goes_on``: this thread may do the next work itself if it is quick.
