@@ -137,12 +137,12 @@ class Batch(Item):
 
         def plan(now: StatusNode) -> list[Op]:
             node = self._tree.find(folder)
-            if node is None or node.children:
+            if node is not None and node.children:
                 raise _JobsUnfinished
             after = self._target_state(now, BatchState.REPORTING)
-            # A folder can be removed only while it is empty. It is removed in the same commit, so no job can be added
-            # in between.
-            return [Delete(folder), Create(folder), *self._move_ops(now, after, "")]
+            # A folder can be removed only while it is empty. It is removed, or missing, in the same commit, so no job
+            # can be added in between.
+            return [*([Delete(folder)] if node else []), Create(folder), *self._move_ops(now, after, "")]
 
         try:
             self._change(plan)

@@ -546,6 +546,15 @@ def import_legacy(
             metavar="SOURCE", show_default=False, help="A folder with one file per record, or zookeeper://HOST/PATH."
         ),
     ],
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files",
+            metavar="DIR",
+            show_default=False,
+            help="Queue folder of the older service, with the files that records name: DIR/BATCH/JOB/FILENAME.",
+        ),
+    ] = None,
     queue: QueueUrl = None,
     json: Json = False,
     verbose: Verbose = False,
@@ -556,17 +565,26 @@ def import_legacy(
     read, and no code is run.
 
     Ingest's properties get their names here: profile, type, filename, responseForm, objectID, localID, digestType
-    and digestValue, and creator, title and date as metadata. Others keep theirs.
+    and digestValue, and creator, title and date as metadata. Others keep theirs. The manifestURL of inventory's records
+    is the manifest of one object.
 
     Each becomes a job in the state that it was in, of the batch that it names. What cannot be read is named and
-    skipped; the command ends with 1 then. Typed again, it takes over only what is not there yet.
+    skipped. What has work left but no file that can be found becomes a Failed job, and is named with the reason. The
+    command ends with 1 if there is any of these. Typed again, it takes over only what is not there yet, and gives
+    Failed jobs the files that it finds now. Serve the queue with --allow-files DIR, so that it may read them.
     """
     from ferryman.intake import legacy
+    from ferryman.intake.service.payload import check_configuration
 
+    if files is not None and not files.is_dir():
+        raise UsageError(f"--files {files}: there is no such folder.")
     with open_queue(queue) as job_queue:
-        result = legacy.import_legacy(job_queue, legacy.read_records(source))
+        result = legacy.import_legacy(
+            job_queue, legacy.read_records(source), files=files and files.absolute(), check=check_configuration
+        )
     if json:
-        print_json({"jobs": dict(result.jobs), "known": result.known, "skipped": dict(result.skipped)})
+        fields = {name: dict(each) for name, each in result._asdict().items() if name != "known"}
+        print_json({**fields, "known": result.known})
     else:
         for record, job in result.jobs:
             print_line(f"{record}: {job}")
@@ -575,5 +593,7 @@ def import_legacy(
         )
     for _, why in result.skipped:
         print_error(why)
-    if result.skipped:
+    for record, why in result.cannot_be_served:
+        print_error(f"{record}: imported as Failed: {why}")
+    if result.skipped or result.cannot_be_served:
         raise typer.Exit(1)

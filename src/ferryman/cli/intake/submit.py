@@ -37,7 +37,7 @@ POLL_S: Final = 0.5
 
 KIND_BY_SUFFIX = {
     **dict.fromkeys((".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz"), Payload.CONTAINER),
-    **dict.fromkeys((".csv", ".jsonl", ".ndjson"), Payload.MANIFEST),
+    **dict.fromkeys((".csv", ".jsonl", ".ndjson", ".checkm"), Payload.MANIFEST),
 }
 
 

@@ -383,13 +383,13 @@ def edit_configuration(job: Job, changes: Mapping[str, str]) -> dict[str, Any]:
                 after.pop(name, None)
     after = {name: value for name, value in after.items() if value != ""}
     try:
-        _check_configuration(after)
+        check_configuration(after)
     except CorruptSubmission as e:
         raise UsageError(f"{job.id}: {e} Nothing was changed.") from None
     return {**after, EDITION: edition_of(before) + 1}
 
 
-def _check_configuration(configuration: Mapping[str, Any]) -> None:
+def check_configuration(configuration: Mapping[str, Any]) -> None:
     """Check a configuration as ``serve`` will do.
 
     Raises:
