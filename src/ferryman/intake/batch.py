@@ -255,15 +255,15 @@ class Batch(Item):
         ]
 
     def _forget_uuid_ops(self) -> list[Op]:
-        uuid = submission_uuid(self.submission)
-        if not uuid:
-            return []
+        """Return the operations that remove the batchID that leads here. If the submission is damaged, all batchIDs are
+        read."""
         try:
-            path = f"{BATCH_UUIDS}/{node_name(uuid)}"
-        except UsageError as e:
-            raise NodeInvalid(f"{self.path}/submission", str(e)) from None
-        node = self._tree.find(path)
-        return [Delete(path)] if node and node.data == self.id.encode() else []
+            uuid = submission_uuid(self.submission)
+            paths = [f"{BATCH_UUIDS}/{node_name(uuid)}"] if uuid else []
+        except (NodeInvalid, UsageError):
+            paths = [f"{BATCH_UUIDS}/{name}" for name in self._tree.store.children(BATCH_UUIDS)]
+        found = zip(paths, self._tree.store.read(paths), strict=True)
+        return [Delete(path) for path, node in found if node and node.data == self.id.encode()]
 
 
 class _JobsUnfinished(Exception):

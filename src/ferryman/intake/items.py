@@ -16,6 +16,9 @@ from ferryman.intake.states import ACCESS, AccessState, Transitions
 from ferryman.intake.store import Check, Conflict, ConflictReason, Create, Delete, Op, Set, StoredNode
 from ferryman.intake.tree import HeldLock, NodeTree, trim_message
 
+NO_NODE: Final = StoredNode(b"", 0, 0, 0, 0, 0, 0.0, 0.0)
+"""Stands for a node that does not exist yet."""
+
 
 class StatusNode(NamedTuple):
     """A status node and its decoded content."""
@@ -126,6 +129,44 @@ class Item:
         ``unlock``: also release the lock, in the same commit. ``revoke``: take the lock away from whoever holds it.
         """
         self._move(lambda now: self.table.after_failure(now.state), message, unlock=unlock, revoke=revoke)
+
+    def rewrite(self, status: str, message: str = "") -> None:
+        """Write the status node anew, in this state, and list the item where it belongs. For an operator who gives up
+        an item whose nodes are damaged, so that it cannot be moved; whoever holds its lock loses it.
+
+        Raises:
+            NodeInvalid: the item was removed, or too much of it is damaged.
+        """
+        after, text = self.table.states(status), trim_message(message)
+
+        def plan() -> list[Op]:
+            self._tree.get(self.path)
+            node = self._tree.find(self._status_path)
+            now = StatusNode(node or NO_NODE, self._readable_values(node), after)
+            values = {**self._next_status(now, after, text), "last_modified": self._tree.now()}
+            data = encode_node(self._status_path, values)
+            return [
+                *([Delete(self._lock_path)] if self._tree.find(self._lock_path) else []),
+                Set(self._status_path, data, node.version) if node else Create(self._status_path, data),
+                *self._relist_ops(after),
+            ]
+
+        self._tree.change(plan)
+        self._forget_lock()
+        self._ever_held = False
+
+    def _readable_values(self, node: StoredNode | None) -> dict[str, Any]:
+        """Return the simple values that can still be read from a status node."""
+        if node is None:
+            return {}
+        with suppress(NodeInvalid):
+            values = decode_node(self._status_path, node.data)
+            return {name: value for name, value in values.items() if isinstance(value, str | int)}
+        return {}
+
+    def _relist_ops(self, state: Any) -> list[Op]:
+        """Return the operations that list the item in the place of this state only."""
+        return []
 
     def _target_state(self, now: StatusNode, status: str) -> Any:
         """Return the state of this name if the item may move there from its present state.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json as json_text
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,6 +18,7 @@ from ferryman.cli.intake.options import (
     Ids,
     QueueUrl,
     apply_to_each,
+    find_item,
     is_id,
     load_batch,
     load_item,
@@ -29,6 +32,7 @@ from ferryman.limits import MIB
 
 if TYPE_CHECKING:
     from ferryman.intake import Assembly, JobQueue
+    from ferryman.intake.items import Item
 
 
 Priority = Annotated[
@@ -161,16 +165,18 @@ def delete(
     """Give up what is held or has failed; remove what is done with.
 
     Held and Failed become Deleted, and can still be looked at. Completed and Deleted are removed; a batch with all its
-    jobs.
+    jobs. What is damaged, so that nobody knows its state, becomes Deleted.
     """
     with open_queue(queue) as job_queue:
 
         def delete_item(name: str) -> str:
-            one = load_item(job_queue, name)
-            if not one.deletable:
-                return _set_status(one, "Deleted", message)
-            one.delete()
-            return "removed"
+            item = find_item(job_queue, name)
+            with _rewriting(item, "Deleted", message):
+                if item.deletable:
+                    item.delete()
+                    return "removed"
+                item.set_status("Deleted", message)
+            return item.status
 
         apply_to_each(ids, delete_item)
 
@@ -265,6 +271,19 @@ def _edits(manifest: str | None, changes: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--set {change}: give KEY=VALUE, or KEY= to remove it.")
         edits[key.strip()] = value
     return edits
+
+
+@contextmanager
+def _rewriting(item: Item, state: str, message: str) -> Iterator[None]:
+    """Run a change of an item; if nodes of the item are damaged, rewrite them in this state instead."""
+    from ferryman.intake import NodeInvalid
+
+    try:
+        yield
+    except NodeInvalid as e:
+        if not e.path.startswith(f"{item.path}/"):
+            raise
+        item.rewrite(state, message)
 
 
 def _set_status(item: object, state: str, message: str) -> str:
@@ -426,13 +445,15 @@ def fail(
 ) -> None:
     """Give up what is at work or waits: a job becomes Failed, and can be requeued or deleted.
 
-    Its lock is taken away in the same change, so that whoever works at it cannot go on.
+    Its lock is taken away in the same change, so that whoever works at it cannot go on. What is damaged, so that nobody
+    knows its state, becomes Failed: its status is written anew.
     """
     with open_queue(queue) as job_queue:
 
         def fail_item(name: str) -> str:
-            item = load_item(job_queue, name)
-            item.fail(message or "given up by an operator", revoke=True)
+            item, why = find_item(job_queue, name), message or "given up by an operator"
+            with _rewriting(item, "Failed", why):
+                item.fail(why, revoke=True)
             return item.status
 
         apply_to_each(ids, fail_item)
