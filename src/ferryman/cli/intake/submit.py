@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Payload(enum.StrEnum):
-    """Kinds of payload."""
+    """Kinds of payload; the last three are other tools' names of manifests."""
 
     FILE = "file"
     CONTAINER = "container"
@@ -30,6 +30,9 @@ class Payload(enum.StrEnum):
     OBJECT_MANIFEST = "object-manifest"
     MANIFEST_OF_MANIFESTS = "manifest-of-manifests"
     MANIFEST_OF_CONTAINERS = "manifest-of-containers"
+    BATCH_MANIFEST = "batch-manifest"
+    SINGLE_FILE_BATCH_MANIFEST = "single-file-batch-manifest"
+    CONTAINER_BATCH_MANIFEST = "container-batch-manifest"
 
 
 POLL_S: Final = 0.5
@@ -57,6 +60,12 @@ Collection = Annotated[
 Submitter = Annotated[str | None, _option("--submitter", "NAME", "Who submits it.")]
 BatchId = Annotated[str | None, _option("--batch-id", "ID", "A batchID of your own: submitted twice, it is one batch.")]
 LocalIds = Annotated[list[str] | None, _option("--local-id", "ID", "Your own id of the object. Repeatable.")]
+PrimaryId = Annotated[str | None, _option("--primary-id", "ID", "The object's permanent id: an ARK.")]
+Mode = Annotated[
+    str | None, _option("--mode", "MODE", "Kept for tools that read it: add, update. Default: add, in the job.")
+]
+SubmissionMode = Annotated[str | None, _option("--submission-mode", "MODE", "Kept for tools that read it.")]
+ResponseType = Annotated[str | None, _option("--response-type", "TYPE", "Kept for tools that read it.")]
 ErcWho = Annotated[str | None, _option("--erc-who", "TEXT", "Who made the object.")]
 ErcWhat = Annotated[str | None, _option("--erc-what", "TEXT", "What it is called; --title is the same.")]
 ErcWhen = Annotated[str | None, _option("--erc-when", "TEXT", "When it was made.")]
@@ -86,6 +95,10 @@ def submit(
     submitter: Submitter = None,
     batch_id: BatchId = None,
     local_id: LocalIds = None,
+    primary_id: PrimaryId = None,
+    mode: Mode = None,
+    submission_mode: SubmissionMode = None,
+    response_type: ResponseType = None,
     erc_who: ErcWho = None,
     erc_what: ErcWhat = None,
     erc_when: ErcWhen = None,
@@ -108,18 +121,25 @@ def submit(
     object-manifest all lines are one object.
     """
     longest_s = seconds("--wait", wait)
-    _refuse_bad_names(collection, local_id)
+    _refuse_bad_names(collection, local_id, primary_id)
+    _refuse_bad_response_url(response_url)
     url = payload_url(payload)
     name = Path(unquote(split(url)[1].path)).name
+    payload_type = (kind or KIND_BY_SUFFIX.get(Path(name).suffix.lower(), Payload.FILE)).value
     fields = {
         "profile_name": collection,
         "submitter": submitter,
         "submissionDate": format_time(time.time()),
         "payload_url": url,
-        "payload_type": (kind or KIND_BY_SUFFIX.get(Path(name).suffix.lower(), Payload.FILE)).value,
+        "payload_type": payload_type,
+        "type": kind,
         "payload_file_name": name,
         "batchID": batch_id,
         "local_id": local_id or None,
+        "primary_id": primary_id,
+        "mode": mode,
+        "submission_mode": submission_mode,
+        "response_type": response_type,
         "erc_who": erc_who,
         "erc_what": erc_what if erc_what is not None else title,
         "erc_when": erc_when,
@@ -153,12 +173,24 @@ def _check_url(url: str) -> str:
         raise UsageError(f"submit: {e} Nothing was submitted.") from None
 
 
-def _refuse_bad_names(collection: str | None, local_ids: list[str] | None) -> None:
+def _refuse_bad_response_url(url: str | None) -> None:
+    from ferryman.intake.service.errors import CorruptSubmission
+    from ferryman.intake.service.manifest import check_response_url
+
+    try:
+        if url is not None:
+            check_response_url(url)
+    except CorruptSubmission as e:
+        raise UsageError(f"submit: {e} Nothing was submitted.") from None
+
+
+def _refuse_bad_names(collection: str | None, local_ids: list[str] | None, primary_id: str | None) -> None:
     from ferryman.intake.service.errors import CorruptSubmission
     from ferryman.intake.service.payload import check_name
 
     try:
-        for kind, name in (("collection", collection), *(("local_id", name) for name in local_ids or [])):
+        names = [("collection", collection), ("primary_id", primary_id)]
+        for kind, name in (*names, *(("local_id", name) for name in local_ids or [])):
             if name is not None:
                 check_name(kind, name)
     except CorruptSubmission as e:

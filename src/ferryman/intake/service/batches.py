@@ -72,6 +72,7 @@ class BatchConsumer:
         """
         try:
             if not has_all_jobs(batch):
+                self._callback.check(batch.submission)
                 self._create_jobs(batch)
             self._finished.add(batch.id)
         except TransientError as e:

@@ -8,6 +8,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -379,6 +380,18 @@ def check_url(url: str, base: str = "") -> str:
     if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
         raise CorruptSubmission(f"the url {redact(url)} is not a file of this machine. Give it as file:///path.")
     return url
+
+
+def check_response_url(url: str) -> str:
+    """Return the URL if a report can be posted to it.
+
+    Raises:
+        CorruptSubmission: it is not an http or https URL.
+    """
+    with suppress(CorruptSubmission, ValueError):
+        if split(check_url(url))[1].scheme in ("http", "https"):
+            return url
+    raise CorruptSubmission(f"the response_url {redact(url)} is not an http or https URL. Correct it.")
 
 
 def check_digest(text: str) -> str:

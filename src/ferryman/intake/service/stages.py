@@ -99,15 +99,17 @@ class JobStage:
 
 
 class Pending(JobStage):
-    """Reads the manifest into the working space. A corrupt manifest fails the job permanently."""
+    """Checks what was submitted, and reads the manifest into the working space. A corrupt one fails the job
+    permanently."""
 
     state: ClassVar[JobState] = JobState.PENDING
 
-    def __init__(self, work: Workspace, fetcher: Fetcher, time_s: float = 0.0) -> None:
-        self._work, self._fetcher, self._time_s = work, fetcher, time_s
+    def __init__(self, work: Workspace, fetcher: Fetcher, callback: Callback, time_s: float = 0.0) -> None:
+        self._work, self._fetcher, self._callback, self._time_s = work, fetcher, callback, time_s
 
     def work(self, job: Job) -> StageResult:
         refuse_bad_names(job)
+        self._callback.check(job.configuration)
         files = len(entries_of(job, self._work, self._fetcher.with_deadline(self._time_s)))
         crash.point("job.listed")
         return StageResult(f"{files} {'file' if files == 1 else 'files'}")
