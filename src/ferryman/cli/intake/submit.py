@@ -5,14 +5,14 @@ from __future__ import annotations
 import enum
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import unquote
 
 import typer
 
 from ferryman.cli.intake.options import QueueUrl, open_queue
 from ferryman.cli.options import Json, Verbose, seconds
-from ferryman.cli.terminal import print_json, print_line
+from ferryman.cli.terminal import print_json, print_line, print_note
 from ferryman.errors import UsageError
 from ferryman.intake.nodes import format_time
 from ferryman.net.urls import split
@@ -153,6 +153,7 @@ def submit(
         batch = job_queue.create_batch(submission)
         if not json:
             print_line(batch.id)
+        _note_earlier(batch, submission)
         if longest_s is not None:
             _wait_until_reported(batch, longest_s)
         if json:
@@ -161,6 +162,17 @@ def submit(
             print_line(f"{batch.status}: {batch.message}")
         if longest_s is not None:
             raise typer.Exit(EXIT_CODES.get(batch.status, EXIT_UNFINISHED))
+
+
+def _note_earlier(batch: Batch, submission: dict[str, Any]) -> None:
+    """Say what became of the batch if it was submitted before: its payload may have been corrected since."""
+    if batch.submission.get("submissionDate") == submission["submissionDate"]:
+        return
+    status, message = batch.status, batch.message
+    print_note(
+        f"{batch.id} was submitted before, and is {status}{': ' if message else ''}{message.rstrip('.')}. Nothing was "
+        "submitted. If its payload is another one now, give another --batch-id."
+    )
 
 
 def _check_url(url: str) -> str:
