@@ -394,7 +394,7 @@ def _check_status(tree: _LoadedTree, path: str, table: Transitions[Any]) -> Iter
 def _advice(path: str) -> str:
     """Return the commands for an item that is damaged; only an operator knows its state."""
     id = path.removeprefix(f"{ACCESS}/") if path.startswith(f"{ACCESS}/") else name_of(path)
-    return f"`ferryman intake fail {id}` or `ferryman intake delete {id}` writes it anew, as Failed or Deleted."
+    return f"`ferryman intake fail {id}` or `ferryman intake delete {id}` rewrites it, as Failed or Deleted."
 
 
 def _check_locks(tree: _LoadedTree) -> Iterator[Problem]:

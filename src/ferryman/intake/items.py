@@ -131,7 +131,7 @@ class Item:
         self._move(lambda now: self.table.after_failure(now.state), message, unlock=unlock, revoke=revoke)
 
     def rewrite(self, status: str, message: str = "") -> None:
-        """Write the status node anew, in this state, and list the item where it belongs. For an operator who gives up
+        """Rewrite the status node, in this state, and list the item where it belongs. For an operator who gives up
         an item whose nodes are damaged, so that it cannot be moved; whoever holds its lock loses it.
 
         Raises:

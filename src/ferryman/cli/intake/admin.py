@@ -446,7 +446,7 @@ def fail(
     """Give up what is at work or waits: a job becomes Failed, and can be requeued or deleted.
 
     Its lock is taken away in the same change, so that whoever works at it cannot go on. What is damaged, so that nobody
-    knows its state, becomes Failed: its status is written anew.
+    knows its state, becomes Failed: its status is rewritten.
     """
     with open_queue(queue) as job_queue:
 
