@@ -39,7 +39,7 @@ def zipped(members: dict[str, bytes]) -> bytes:
     return content.getvalue()
 
 
-@pytest.mark.rule("intake.names")
+@pytest.mark.rule("intake.unusual")
 def test_unusual_names_and_files(intake: Place) -> None:
     """Odd URLs and names, long names (Archivematica 1027), slashes in names (Archivematica 1642), empty files
     (dlp-curate 1220), and zips that the macOS Finder made (isic-challenge-scoring 15): all are delivered, and found
@@ -69,7 +69,7 @@ def test_unusual_names_and_files(intake: Place) -> None:
     assert sorted(found) == sorted([*NAMES, "e.txt"])
 
 
-@pytest.mark.rule("intake.names")
+@pytest.mark.rule("intake.unusual")
 def test_a_zip_of_the_finder_alone_has_no_files(intake: Place) -> None:
     """What is left out is counted in the job's message; nothing but such files is an empty container."""
     intake.submit(payload_url=intake.put("z.zip", zipped({"__MACOSX/._a": b"x"})).as_uri(), local_id="none")
