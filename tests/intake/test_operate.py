@@ -76,7 +76,7 @@ def test_what_somebody_works_at_is_left_alone(run: Run, queue: JobQueue) -> None
     for words in (["hold", job.id], ["prioritize", job.id, "--priority", "0"]):
         code, out, err = run(*words)
         assert (code, out) == (1, "")
-        assert "somebody is working at it" in err
+        assert "another process is working on it" in err
     job.set_status("Estimating")
 
 

@@ -83,7 +83,7 @@ class ImportResult(NamedTuple):
     skipped: list[tuple[str, str]]
     """(record, reason) of records that could not be read."""
     cannot_be_served: list[tuple[str, str]]
-    """(record, reason) of records that had work left, and whose jobs are Failed because nobody could do it."""
+    """(record, reason) of records that had work left, and whose jobs are Failed because `serve` could not do it."""
 
 
 Check = Callable[[Mapping[str, Any]], object]

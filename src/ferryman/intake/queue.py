@@ -246,7 +246,7 @@ class JobQueue:
                 if not batch.deletable:
                     continue
                 if at_work := self._locked_job(batch):
-                    result.passed_over.append((batch_id, f"{at_work} is being worked at"))
+                    result.passed_over.append((batch_id, f"{at_work} is in progress"))
                     continue
                 batch.delete()
             except (NodeInvalid, UsageError) as e:
@@ -519,7 +519,7 @@ class Acquirer:
             if isinstance(item, Job):
                 return self._acquire_entry(item, state, item.entry)
             return self._try_lock(item, state)
-        except NodeInvalid:  # it was removed, or the next look finds it damaged
+        except NodeInvalid:  # it was removed, or the next poll finds it damaged
             return False
 
     def _is_on_hold(self, job: Job) -> bool:

@@ -1,4 +1,4 @@
-"""``ferryman intake submit``: hand in a batch."""
+"""``ferryman intake submit``: submits a batch."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def submit(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Hand in a batch.
+    """Submit a batch.
 
     A file, a container (zip, tar), a manifest (a list of URLs, CSV or JSON lines), or a manifest of manifests or of
-    containers. The batch waits in the queue until `ferryman intake serve` takes it up; what is printed is its id.
+    containers. The batch waits in the queue until `ferryman intake serve` acquires it; its id is printed.
 
     The lines of a manifest that have one local_id become one job, and a line without any one of its own; of an
     object-manifest all lines are one object.
