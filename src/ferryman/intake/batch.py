@@ -41,12 +41,8 @@ class Batch(Item):
     table: ClassVar[Transitions[Any]] = BATCH
 
     def __init__(self, tree: NodeTree, id: str) -> None:
-        super().__init__(tree, id)
+        super().__init__(tree, id, batch_path(id))
         self._last_report: Report | None = None
-
-    @property
-    def path(self) -> str:
-        return batch_path(self.id)
 
     @property
     def submission(self) -> dict[str, Any]:

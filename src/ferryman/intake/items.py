@@ -49,9 +49,10 @@ class Item:
 
     table: ClassVar[Transitions[Any]]
 
-    def __init__(self, tree: NodeTree, id: str) -> None:
+    def __init__(self, tree: NodeTree, id: str, path: str) -> None:
         self._tree = tree
-        self.id = id
+        self.id, self.path = id, path
+        self._status_path, self._lock_path = f"{path}/status", f"{path}/lock"
         self._held_lock: HeldLock | None = None
         self._known_status: StatusNode | None = None
         """Status when the lock was acquired, or after this object's last move; None without the lock."""
@@ -63,22 +64,9 @@ class Item:
         return f"<{type(self).__name__} {self.id}>"
 
     @property
-    def path(self) -> str:
-        """Return the path of the item's node."""
-        raise NotImplementedError
-
-    @property
     def urgency(self) -> tuple[int, str]:
         """Return a key by which items of a kind sort in the order in which they would be acquired."""
         return 0, self.id
-
-    @property
-    def _status_path(self) -> str:
-        return f"{self.path}/status"
-
-    @property
-    def _lock_path(self) -> str:
-        return f"{self.path}/lock"
 
     # --- status -------------------------------------------------------------------------------------------------------
 
@@ -448,12 +436,8 @@ class Assembly(Item):
     table: ClassVar[Transitions[Any]] = ACCESS
 
     def __init__(self, tree: NodeTree, size: str, id: str) -> None:
-        super().__init__(tree, id)
+        super().__init__(tree, id, access_path(size, id))
         self.size = size
-
-    @property
-    def path(self) -> str:
-        return access_path(self.size, self.id)
 
     @property
     def token(self) -> dict[str, Any]:

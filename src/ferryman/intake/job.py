@@ -39,7 +39,7 @@ class Job(Item):
     table: ClassVar[Transitions[Any]] = JOB
 
     def __init__(self, tree: NodeTree, id: str) -> None:
-        super().__init__(tree, id)
+        super().__init__(tree, id, job_path(id))
         self._batch_id = ""
         self._priority: int | None = None
         self._cached_nodes: dict[str, StoredNode | None] = {}
@@ -52,10 +52,6 @@ class Job(Item):
         self._not_prefetched: set[str] = set()
         """Names of JSON nodes that had to be read singly, because they were not read together with the lock; shared by
         all jobs of a state."""
-
-    @property
-    def path(self) -> str:
-        return job_path(self.id)
 
     @property
     def urgency(self) -> tuple[int, str]:

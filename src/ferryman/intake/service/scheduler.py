@@ -300,7 +300,7 @@ class Scheduler:
 
     def _notify_next(self, now: float, waiting: list[tuple[float, WorkLane]]) -> None:
         """Wake another thread if there is more to do now, or if no idle thread waits for the time of what is next."""
-        at = min((lane.next_at() for _, lane in waiting if lane.busy < lane.threads), default=NEVER)
+        at = min((at for at, lane in waiting if lane.busy < lane.threads), default=NEVER)
         if at <= now or at < self._timer_at:
             self._changed.notify()
 
