@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
+import ferryman
 from ferryman.records.rows import MEANING, MOVES, TERMINAL, Status, check_move
 
 GRID = """
@@ -92,3 +94,15 @@ def test_every_state_is_explained() -> None:
     """In the table that the documentation is made from; and no other is."""
     assert set(MEANING) == set(Status)
     assert set(MOVES) == {None, *Status}
+
+
+def test_only_operators_and_steps_suspect_a_change() -> None:
+    """No source writes DIRTY, so its meaning names those who do."""
+    package = Path(ferryman.__file__).parent
+    writers = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if "Status.DIRTY" in path.read_text("utf-8")
+    }
+    assert writers == {"records/rows.py", "engine/commands.py", "engine/transform/staging.py", "state/commands.py"}
+    assert "source" not in MEANING[Status.DIRTY]

@@ -90,7 +90,7 @@ def holding(pairs: int, entries: bytes, tail: bytes = b"xp") -> bytes:
 
 @pytest.mark.rule("intake.legacy")
 def test_serialized_properties_become_a_job() -> None:
-    """Under inventory's shorter name too."""
+    """Under inventory's shorter name too; without a file, it is a Failed job."""
     queue = JobQueue.open("memory:")
     done = import_legacy(queue, [(NAME, HEAD + PLAIN)])
     ((_, job_id),) = done.jobs
@@ -98,7 +98,7 @@ def test_serialized_properties_become_a_job() -> None:
     expected = {"profile_name" if key == "profile" else key: value for key, value in OWN.items() if key != "title"}
     expected["legacy_record"] = NAME
     assert job.metadata == {"erc_what": OWN["title"]}
-    assert (job.priority, job.status, job.configuration) == (2, "Pending", expected)
+    assert (job.priority, job.status, job.configuration) == (2, "Failed", expected)
     assert queue.audit() == []
 
 

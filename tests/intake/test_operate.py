@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferryman.intake import JobQueue, LockLost
+from ferryman.intake.store import Delete, Set
 from tests.intake.command import Run, queue, rows, run
 from tests.intake.conftest import brought, started
 
@@ -75,7 +76,7 @@ def test_what_somebody_works_at_is_left_alone(run: Run, queue: JobQueue) -> None
     for words in (["hold", job.id], ["prioritize", job.id, "--priority", "0"]):
         code, out, err = run(*words)
         assert (code, out) == (1, "")
-        assert "somebody is working at it" in err
+        assert "another process is working on it" in err
     job.set_status("Estimating")
 
 
@@ -130,3 +131,109 @@ def test_a_mistyped_id_stops_no_other(run: Run, queue: JobQueue) -> None:
     assert run("report", "bid0000000077")[0] == 2
     assert run("jobs", "--batch", "bid0000000077")[0] == 2
     assert run("prioritize", "bid0000000077", "--priority", "1")[0] == 2
+
+
+DAMAGES = {
+    "not JSON": ("status", b"\xff{"),
+    "no object": ("status", b"[1]"),
+    "no state": ("status", b'{"status": "Unheard-of", "retry_count": 3}'),
+    "a list as state": ("status", b'{"status": ["Failed"], "last_successful_status": ["x"]}'),
+    "no status": ("status", None),
+    "no priority": ("priority", None),
+    "a word as priority": ("priority", b"high"),
+    "no batch": ("bid", None),
+    "no text as batch": ("bid", b"\xff"),
+}
+
+
+def damage(queue: JobQueue, path: str, data: bytes | None) -> None:
+    queue.tree.store.commit([Delete(path) if data is None else Set(path, data)])
+
+
+@pytest.mark.rule("intake.rewrite")
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("state", ["Pending", "Processing", "Failed"])
+def test_a_damaged_job_is_failed_and_deleted(run: Run, queue: JobQueue, how: str, state: str) -> None:
+    """By `fail` or `delete`, in whatever state it was, also while somebody works at it; then its batch goes on."""
+    batch_id = started(queue, jobs=2)
+    held = queue.acquire_job("Pending")
+    assert held is not None
+    one, other = queue.list_jobs()
+    assert held.id == one
+    if state != "Pending":
+        held.set_status("Estimating")
+    if state == "Failed":
+        held.fail("why", unlock=True)
+    name, data = DAMAGES[how]
+    damage(queue, f"/jobs/{one}/{name}", data)
+    told = [finding.text for finding in queue.audit(repair=True) if finding.path == f"/jobs/{one}/{name}"]
+    assert len(told) == 1
+    assert name == "bid" or f"`ferryman intake fail {one}`" in told[0]
+
+    if state != "Failed" or name == "status":
+        assert run("fail", one, "--message", "given up") == (0, f"{one}: Failed\n", "")
+        assert queue.load_job(one).message == "given up"
+        assert queue.load_batch(batch_id).failed_jobs == [one]
+        assert queue.audit() == []
+        assert run("requeue", one)[0] == 0
+        assert run("fail", one)[0] == 0
+    assert run("delete", one) == (0, f"{one}: Deleted\n", "")
+    assert queue.load_batch(batch_id).deleted_jobs == [one]
+    assert queue.audit() == []
+    queue.load_job(other).fail("x")
+    batch = queue.acquire_batch_for_reporting()
+    assert batch is not None
+    batch.fail("x")
+    batch.set_status("Deleted")
+    batch.unlock()
+    assert queue.cleanup().removed == [batch_id]
+
+
+@pytest.mark.rule("intake.rewrite")
+def test_delete_rewrites_a_damaged_job_too(run: Run, queue: JobQueue) -> None:
+    """Without a `fail` before; a job whose configuration is damaged is given up as any other."""
+    batch_id = started(queue, jobs=2)
+    one, two = queue.list_jobs()
+    damage(queue, f"/jobs/{one}/status", b"")
+    assert run("delete", one) == (0, f"{one}: Deleted\n", "")
+    damage(queue, f"/jobs/{two}/configuration", b"{")
+    assert run("fail", two) == (0, f"{two}: Failed\n", "")
+    assert run("delete", two) == (0, f"{two}: Deleted\n", "")
+    assert sorted(queue.load_batch(batch_id).deleted_jobs) == [one, two]
+    batch = queue.acquire_batch_for_reporting()
+    assert batch is not None
+    batch.success(unlock=True)
+    assert queue.cleanup() == ([batch_id], [])
+
+
+@pytest.mark.rule("intake.rewrite")
+@pytest.mark.parametrize("data", [b"", b"[]", None])
+def test_a_damaged_batch_and_a_damaged_request(run: Run, queue: JobQueue, data: bytes | None) -> None:
+    """Given up and removed in the same way, also without a readable submission."""
+    batch = queue.create_batch({"batchID": "b"})
+    request = queue.create_assembly("small", {"objects": []})
+    for name, path in ((batch.id, batch.path), (f"small/{request.id}", request.path)):
+        damage(queue, f"{path}/status", data)
+        (finding,) = queue.audit(repair=True)
+        assert f"`ferryman intake delete {name}`" in finding.text
+        assert run("fail", name) == (0, f"{name}: Failed\n", "")
+        damage(queue, f"{path}/status", data)
+        assert run("delete", name) == (0, f"{name}: Deleted\n", "")
+        assert queue.audit() == []
+        damage(queue, f"{path}/{'submission' if name == batch.id else 'token'}", b"{")
+        assert run("delete", name) == (0, f"{name}: removed\n", "")
+    assert queue.find_batch_by_uuid("b") is None
+    assert queue.audit() == []
+    assert run("delete", batch.id)[0] == 2
+
+
+@pytest.mark.rule("intake.rewrite")
+def test_an_item_in_order_is_not_rewritten(run: Run, queue: JobQueue) -> None:
+    """Moves that the table does not have stay refused."""
+    batch_id = started(queue)
+    (job,) = queue.list_jobs()
+    brought(queue, job, "Completed")
+    for words in (["fail", job], ["delete", batch_id], ["fail", f"{job}/status"]):
+        code, out, err = run(*words)
+        assert (code > 0, out) == (True, "")
+        assert "not allowed" in err or "no such" in err

@@ -1,4 +1,4 @@
-"""The intake queue: batches that submitters hand in, their jobs, access requests, locks.
+"""The intake queue: batches that submitters submit, their jobs, access requests, locks.
 
 ``JobQueue.open(url)`` is the entry point; all other objects are obtained from a ``JobQueue``.
 """

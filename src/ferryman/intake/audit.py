@@ -327,7 +327,8 @@ def _check_job(tree: _LoadedTree, job: str, entries_of_job: list[str]) -> Iterat
         ("space_needed", nodes.decode_integer),
     ):
         if why := tree.fault_of(f"{path}/{name}", read):
-            problems.append(Problem(f"{path}/{name}", f"job {name}", why))
+            advice = f" {_advice(path)}" if name == "priority" else ""
+            problems.append(Problem(f"{path}/{name}", f"job {name}", f"{why}{advice}"))
     for name in JSON_NODES:
         if f"{path}/{name}" in tree.nodes and (why := tree.fault_of(f"{path}/{name}", nodes.decode_node)):
             problems.append(Problem(f"{path}/{name}", f"job {name}", why))
@@ -381,13 +382,19 @@ def _check_access(tree: _LoadedTree) -> Iterator[Problem]:
 
 
 def _check_status(tree: _LoadedTree, path: str, table: Transitions[Any]) -> Iterator[Problem]:
-    status_path = f"{path}/status"
+    status_path, advice = f"{path}/status", _advice(path)
     if why := tree.fault_of(status_path, nodes.decode_node):
-        yield Problem(status_path, "status", why)
+        yield Problem(status_path, "status", f"{why} {advice}")
         return
     named = (tree.json(status_path) or {}).get("status")
-    if named not in {state.value for state in table.states}:
-        yield Problem(status_path, "status", f"It does not name a state, but {named!r}.")
+    if named not in [state.value for state in table.states]:
+        yield Problem(status_path, "status", f"It does not name a state, but {named!r}. {advice}")
+
+
+def _advice(path: str) -> str:
+    """Return the commands for an item that is damaged; only an operator knows its state."""
+    id = path.removeprefix(f"{ACCESS}/") if path.startswith(f"{ACCESS}/") else name_of(path)
+    return f"`ferryman intake fail {id}` or `ferryman intake delete {id}` rewrites it, as Failed or Deleted."
 
 
 def _check_locks(tree: _LoadedTree) -> Iterator[Problem]:

@@ -41,12 +41,8 @@ class Batch(Item):
     table: ClassVar[Transitions[Any]] = BATCH
 
     def __init__(self, tree: NodeTree, id: str) -> None:
-        super().__init__(tree, id)
+        super().__init__(tree, id, batch_path(id))
         self._last_report: Report | None = None
-
-    @property
-    def path(self) -> str:
-        return batch_path(self.id)
 
     @property
     def submission(self) -> dict[str, Any]:
@@ -137,12 +133,12 @@ class Batch(Item):
 
         def plan(now: StatusNode) -> list[Op]:
             node = self._tree.find(folder)
-            if node is None or node.children:
+            if node is not None and node.children:
                 raise _JobsUnfinished
             after = self._target_state(now, BatchState.REPORTING)
-            # A folder can be removed only while it is empty. It is removed in the same commit, so no job can be added
-            # in between.
-            return [Delete(folder), Create(folder), *self._move_ops(now, after, "")]
+            # A folder can be removed only while it is empty. It is removed, or missing, in the same commit, so no job
+            # can be added in between.
+            return [*([Delete(folder)] if node else []), Create(folder), *self._move_ops(now, after, "")]
 
         try:
             self._change(plan)
@@ -255,15 +251,15 @@ class Batch(Item):
         ]
 
     def _forget_uuid_ops(self) -> list[Op]:
-        uuid = submission_uuid(self.submission)
-        if not uuid:
-            return []
+        """Return the operations that remove the batchID that leads here. If the submission is damaged, all batchIDs are
+        read."""
         try:
-            path = f"{BATCH_UUIDS}/{node_name(uuid)}"
-        except UsageError as e:
-            raise NodeInvalid(f"{self.path}/submission", str(e)) from None
-        node = self._tree.find(path)
-        return [Delete(path)] if node and node.data == self.id.encode() else []
+            uuid = submission_uuid(self.submission)
+            paths = [f"{BATCH_UUIDS}/{node_name(uuid)}"] if uuid else []
+        except (NodeInvalid, UsageError):
+            paths = [f"{BATCH_UUIDS}/{name}" for name in self._tree.store.children(BATCH_UUIDS)]
+        found = zip(paths, self._tree.store.read(paths), strict=True)
+        return [Delete(path) for path, node in found if node and node.data == self.id.encode()]
 
 
 class _JobsUnfinished(Exception):

@@ -5,11 +5,11 @@
     FerrymanError
     ├── UsageError
     │   ├── StateError     this move is not in the table; nothing was changed
-    │   │   └── ItemLocked somebody else works at it; nothing was changed
+    │   │   └── ItemLocked another process works on it; nothing was changed
     │   ├── BatchExists    the batchID is another submission's
     │   └── QueueRefused   this is not a queue, or none that this command may touch
     ├── NodeInvalid        a node is missing, or holds what it cannot hold
-    ├── LockLost           the lock is not ours any more: stop what you do under it
+    ├── LockLost           this process does not hold the lock any more: stop what you do under it
     └── QueueLost          the queue's server does not answer, or went away in the middle of a change
 """
 
@@ -38,13 +38,13 @@ class ItemLocked(StateError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: somebody is working at it, and holds this lock. Nothing was changed. Wait until it is "
-            "released; `ferryman intake unlock` takes it away."
+            f"{self.path}: another process is working on it, and holds this lock. Nothing was changed. Wait until it "
+            "is released; `ferryman intake unlock` revokes it."
         )
 
 
 class BatchExists(UsageError):
-    """Another submission has this ``batchID``. Nothing was created."""
+    """Raised if another submission has this ``batchID``. Nothing was created."""
 
     def __init__(self, uuid: str, batch_id: str) -> None:
         super().__init__(uuid, batch_id)
@@ -62,7 +62,7 @@ class QueueRefused(UsageError):
 
 
 class NodeInvalid(FerrymanError):
-    """A node is missing or malformed. ``path`` names it."""
+    """Raised for a node, at ``path``, that is missing or malformed."""
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(path, what)
@@ -81,7 +81,7 @@ class LockLost(FerrymanError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: the lock was lost (it was given back, an operator took it away, or its session ended: this "
+            f"{self.path}: the lock was lost (it was released, an operator revoked it, or its session ended: this "
             "process was stopped, or cut off, for longer than the session timeout). Nothing was changed. Others may "
             "have acquired this work: stop, and acquire it again."
         )

@@ -16,6 +16,9 @@ from ferryman.intake.states import ACCESS, AccessState, Transitions
 from ferryman.intake.store import Check, Conflict, ConflictReason, Create, Delete, Op, Set, StoredNode
 from ferryman.intake.tree import HeldLock, NodeTree, trim_message
 
+NO_NODE: Final = StoredNode(b"", 0, 0, 0, 0, 0, 0.0, 0.0)
+"""Stands for a node that does not exist yet."""
+
 
 class StatusNode(NamedTuple):
     """A status node and its decoded content."""
@@ -46,9 +49,10 @@ class Item:
 
     table: ClassVar[Transitions[Any]]
 
-    def __init__(self, tree: NodeTree, id: str) -> None:
+    def __init__(self, tree: NodeTree, id: str, path: str) -> None:
         self._tree = tree
-        self.id = id
+        self.id, self.path = id, path
+        self._status_path, self._lock_path = f"{path}/status", f"{path}/lock"
         self._held_lock: HeldLock | None = None
         self._known_status: StatusNode | None = None
         """Status when the lock was acquired, or after this object's last move; None without the lock."""
@@ -60,22 +64,9 @@ class Item:
         return f"<{type(self).__name__} {self.id}>"
 
     @property
-    def path(self) -> str:
-        """Return the path of the item's node."""
-        raise NotImplementedError
-
-    @property
     def urgency(self) -> tuple[int, str]:
         """Return a key by which items of a kind sort in the order in which they would be acquired."""
         return 0, self.id
-
-    @property
-    def _status_path(self) -> str:
-        return f"{self.path}/status"
-
-    @property
-    def _lock_path(self) -> str:
-        return f"{self.path}/lock"
 
     # --- status -------------------------------------------------------------------------------------------------------
 
@@ -126,6 +117,44 @@ class Item:
         ``unlock``: also release the lock, in the same commit. ``revoke``: take the lock away from whoever holds it.
         """
         self._move(lambda now: self.table.after_failure(now.state), message, unlock=unlock, revoke=revoke)
+
+    def rewrite(self, status: str, message: str = "") -> None:
+        """Rewrite the status node, in this state, and list the item where it belongs. For an operator who gives up
+        an item whose nodes are damaged, so that it cannot be moved; whoever holds its lock loses it.
+
+        Raises:
+            NodeInvalid: the item was removed, or too much of it is damaged.
+        """
+        after, text = self.table.states(status), trim_message(message)
+
+        def plan() -> list[Op]:
+            self._tree.get(self.path)
+            node = self._tree.find(self._status_path)
+            now = StatusNode(node or NO_NODE, self._readable_values(node), after)
+            values = {**self._next_status(now, after, text), "last_modified": self._tree.now()}
+            data = encode_node(self._status_path, values)
+            return [
+                *([Delete(self._lock_path)] if self._tree.find(self._lock_path) else []),
+                Set(self._status_path, data, node.version) if node else Create(self._status_path, data),
+                *self._relist_ops(after),
+            ]
+
+        self._tree.change(plan)
+        self._forget_lock()
+        self._ever_held = False
+
+    def _readable_values(self, node: StoredNode | None) -> dict[str, Any]:
+        """Return the simple values that can still be read from a status node."""
+        if node is None:
+            return {}
+        with suppress(NodeInvalid):
+            values = decode_node(self._status_path, node.data)
+            return {name: value for name, value in values.items() if isinstance(value, str | int)}
+        return {}
+
+    def _relist_ops(self, state: Any) -> list[Op]:
+        """Return the operations that list the item in the place of this state only."""
+        return []
 
     def _target_state(self, now: StatusNode, status: str) -> Any:
         """Return the state of this name if the item may move there from its present state.
@@ -407,12 +436,8 @@ class Assembly(Item):
     table: ClassVar[Transitions[Any]] = ACCESS
 
     def __init__(self, tree: NodeTree, size: str, id: str) -> None:
-        super().__init__(tree, id)
+        super().__init__(tree, id, access_path(size, id))
         self.size = size
-
-    @property
-    def path(self) -> str:
-        return access_path(self.size, self.id)
 
     @property
     def token(self) -> dict[str, Any]:

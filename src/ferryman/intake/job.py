@@ -13,7 +13,7 @@ from ferryman.document import json_problem
 from ferryman.errors import UsageError, plain_text
 from ferryman.intake import nodes
 from ferryman.intake.errors import NodeInvalid, StateError
-from ferryman.intake.items import Item, StatusNode
+from ferryman.intake.items import NO_NODE, Item, StatusNode
 from ferryman.intake.nodes import (
     batch_path,
     decode_integer,
@@ -23,7 +23,7 @@ from ferryman.intake.nodes import (
     job_path,
     state_path,
 )
-from ferryman.intake.states import JOB, JobState, Transitions, job_list_of, resume_state
+from ferryman.intake.states import JOB, JobList, JobState, Transitions, job_list_of, resume_state
 from ferryman.intake.store import Check, Create, Delete, Op, Set, StoredNode
 from ferryman.intake.tree import HeldLock, NodeTree
 from ferryman.net.urls import split
@@ -32,8 +32,6 @@ from ferryman.storage import files
 JSON_NODES: Final = ("configuration", "identifiers", "metadata", "inventory", "store")
 """Names of a job's JSON nodes; a node exists only if it is not empty."""
 
-_NO_NODE: Final = StoredNode(b"", 0, 0, 0, 0, 0, 0.0, 0.0)
-
 
 class Job(Item):
     """One object of a batch."""
@@ -41,7 +39,7 @@ class Job(Item):
     table: ClassVar[Transitions[Any]] = JOB
 
     def __init__(self, tree: NodeTree, id: str) -> None:
-        super().__init__(tree, id)
+        super().__init__(tree, id, job_path(id))
         self._batch_id = ""
         self._priority: int | None = None
         self._cached_nodes: dict[str, StoredNode | None] = {}
@@ -54,10 +52,6 @@ class Job(Item):
         self._not_prefetched: set[str] = set()
         """Names of JSON nodes that had to be read singly, because they were not read together with the lock; shared by
         all jobs of a state."""
-
-    @property
-    def path(self) -> str:
-        return job_path(self.id)
 
     @property
     def urgency(self) -> tuple[int, str]:
@@ -274,6 +268,52 @@ class Job(Item):
             "message": plain["message"],
         }
 
+    def _relist_ops(self, state: JobState) -> list[Op]:
+        ops: list[Op] = []
+        try:
+            priority = max(0, self.priority)
+        except NodeInvalid:
+            priority = nodes.DEFAULT_PRIORITY
+            ops.append(self._overwrite_op("priority", str(priority)))
+        try:
+            batch_id = self.batch_id
+        except NodeInvalid:
+            self._batch_id = batch_id = self._find_batch_id()
+            ops.append(self._overwrite_op("bid", batch_id))
+        self._priority = None
+        entry = state_path(state, nodes.state_entry(priority, self.id))
+        entries = [
+            state_path(each, name)
+            for each in JobState
+            for name in self._tree.store.children(state_path(each))
+            if nodes.job_of_entry(name) == self.id
+        ]
+        folder = batch_path(batch_id, "states", job_list_of(state))
+        lists = [batch_path(batch_id, "states", name, self.id) for name in JobList]
+        listed = [path for path, each in zip(lists, self._tree.store.read(lists), strict=True) if each]
+        return [
+            *ops,
+            *_only_ops(entry, entries),
+            *self._tree.create_missing([batch_path(batch_id, "states"), folder]),
+            *_only_ops(f"{folder}/{self.id}", listed),
+        ]
+
+    def _overwrite_op(self, name: str, text: str) -> Op:
+        path = f"{self.path}/{name}"
+        return Set(path, text.encode()) if self._tree.find(path) else Create(path, text.encode())
+
+    def _find_batch_id(self) -> str:
+        """Return the batch in one of whose lists this job is.
+
+        Raises:
+            NodeInvalid: there is none.
+        """
+        for batch_id in self._tree.store.children(nodes.BATCHES):
+            lists = [batch_path(batch_id, "states", name, self.id) for name in JobList]
+            if any(self._tree.store.read(lists)):
+                return batch_id
+        raise NodeInvalid(f"{self.path}/bid", "is damaged, and no batch lists this job")
+
     # --- making, loading, removing ------------------------------------------------------------------------------------
 
     def note_entry(self, name: str) -> None:
@@ -382,7 +422,7 @@ class Job(Item):
         data = encode_node(path, dict(values))
         node = self._read_node(name)
         self._cached_nodes.pop(name, None)  # if it is not in the known version, it is read again
-        self._new_nodes[name] = (node or _NO_NODE)._replace(data=data) if values else None
+        self._new_nodes[name] = (node or NO_NODE)._replace(data=data) if values else None
         if not values:
             return [Delete(path)] if node else []
         return [Set(path, data) if node else Create(path, data)]
@@ -397,6 +437,12 @@ def check_priority(priority: int) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
         raise UsageError(f"priority {priority!r}: give a whole number; 0 is most urgent.")
     return priority
+
+
+def _only_ops(path: str, existing: Sequence[str]) -> list[Op]:
+    """Return the operations after which this node exists, and none of the other ones."""
+    wrong: list[Op] = [Delete(other) for other in existing if other != path]
+    return wrong if path in existing else [*wrong, Create(path)]
 
 
 def _data_of(node: StoredNode | None) -> bytes:

@@ -4,14 +4,22 @@ A node ``mrtQ-PPHWNNNNNNNNNN`` (priority, high-priority flag, worker digit, sequ
 of time, and a payload: JSON, XML, or Java properties, as text or serialized by Java. Names of inventory's records have
 no flag and no worker: ``mrtQ-PPNNNNNNNNNN``. Each record becomes a job of the batch that its payload names, in the
 record's state, with ingest's property names translated to Ferryman's (``CONFIGURATION``, ``IDENTIFIERS``,
-``METADATA``). Unreadable records are reported and skipped. An import that was killed can be repeated.
+``METADATA``). Unreadable records are reported and skipped.
+
+A job needs a URL to be served. Inventory's records have one, ``manifestURL``. Ingest's have a ``filename``, whose file
+is in ingest's queue folder: ``FOLDER/BATCHID/JOBID/FILENAME``. A record without a usable one becomes a Failed job with
+the reason; so its batch can be reported and closed. Repeated with the right folder, the import gives it its file.
+
+A batch is Held while its jobs are imported, so that no part of it is reported as a whole. An import that was killed
+can be repeated.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
@@ -19,10 +27,11 @@ from xml.etree import ElementTree
 from ferryman.document import decode_json
 from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.intake.batch import Batch
-from ferryman.intake.job import Job
+from ferryman.intake.errors import LockLost, StateError
+from ferryman.intake.job import Job, file_url
 from ferryman.intake.nodes import format_time
 from ferryman.intake.queue import JobQueue
-from ferryman.intake.states import JobState
+from ferryman.intake.states import BatchState, JobState
 
 NAME: Final = re.compile(r"mrtQ-(?P<priority>[0-9]{2})(?P<flags>[0-9]{2})?(?P<sequence>[0-9]{10})")
 """Matches names of records: with flags (high priority, worker) as ingest named them, or without as inventory did."""
@@ -68,61 +77,165 @@ class ImportResult(NamedTuple):
     """Result of an import."""
 
     jobs: list[tuple[str, str]]
-    """(record, job id)"""
+    """(record, job id) of the jobs that were created, and of earlier ones that were given their file."""
     known: list[str]
     """Records that were already imported."""
     skipped: list[tuple[str, str]]
     """(record, reason) of records that could not be read."""
+    cannot_be_served: list[tuple[str, str]]
+    """(record, reason) of records that had work left, and whose jobs are Failed because `serve` could not do it."""
 
 
-def import_legacy(queue: JobQueue, records: Iterable[tuple[str, bytes]]) -> ImportResult:
-    """Create jobs from records, given by name and data."""
-    result = ImportResult([], [], [])
-    batches: dict[str, tuple[Batch, dict[str, str]]] = {}
+Check = Callable[[Mapping[str, Any]], object]
+"""Raises ``FerrymanError`` if ``serve`` would refuse a job's configuration."""
+
+
+def import_legacy(
+    queue: JobQueue,
+    records: Iterable[tuple[str, bytes]],
+    *,
+    files: Path | None = None,
+    check: Check = lambda configuration: None,
+) -> ImportResult:
+    """Create jobs from records, given by name and data.
+
+    Args:
+        files: folder of the files that ingest's records name; None: such records cannot be served.
+        check: called with the configuration of each job that has work left.
+    """
+    run = _Import(queue, files, check)
     for name, data in sorted(records):
         try:
-            record = parse_record(name, data)
-            batch, job_of_record = _find_or_create_batch(queue, batches, record)
-            if name in job_of_record:
-                result.known.append(name)
-                continue
-            nodes = to_job_nodes(record.payload)
-            job = batch.create_job_in_state(
-                {**nodes._asdict(), "configuration": {**nodes.configuration, RECORD: name}},
-                record.priority,
-                record.state,
-                f"imported: {format_time(record.time_s)}",
-            )
-            job_of_record[name] = job.id
-            result.jobs.append((name, job.id))
+            run.add(parse_record(name, data))
         except FerrymanError as e:
-            result.skipped.append((name, plain_text(e)))
-    return result
+            why = plain_text(e)
+            run.result.skipped.append((name, why if name in why else f"{name}: {why}"))
+    run.finish()
+    return run.result
 
 
-def _find_or_create_batch(
-    queue: JobQueue, batches: dict[str, tuple[Batch, dict[str, str]]], record: Record
-) -> tuple[Batch, dict[str, str]]:
-    """Return the batch of a record, in Processing, and its jobs by record."""
-    uuid = str(record.payload.get("batchID") or record.name)
-    if uuid not in batches:
-        batch = queue.find_batch_by_uuid(uuid)
-        if batch is None:
-            submission: dict[str, Any] = {"batchID": uuid, "submission_mode": "legacy"}
-            copied = ("submitter", "profile_name")
-            configuration = to_job_nodes(record.payload).configuration
-            submission |= {key: configuration[key] for key in copied if key in configuration}
-            batch = queue.create_batch(submission)
-        if batch.status == "Pending":
-            batch.start_processing()
-        batches[uuid] = batch, _jobs_by_record(queue, batch)
-    return batches[uuid]
+IMPORTING: Final = "its records are being imported"
+"""Message of a batch that is Held until all of its records are imported."""
+
+
+class _Import:
+    """An import in progress."""
+
+    def __init__(self, queue: JobQueue, files: Path | None, check: Check) -> None:
+        self._queue, self._files, self._check = queue, files, check
+        self._batches: dict[str, tuple[Batch, dict[str, str]]] = {}
+        """batchID -> the batch, and its jobs by record."""
+        self.result = ImportResult([], [], [], [])
+
+    def add(self, record: Record) -> None:
+        """Create the job of a record, unless there is one.
+
+        Raises:
+            UsageError: the record names a batch that cannot be created, or was reported already.
+            NodeInvalid: its batch is damaged.
+        """
+        batch, job_of_record = self._find_or_create_batch(record)
+        nodes = to_job_nodes(record.payload)
+        location, why = self._locate(record, nodes.configuration) if record.state in HAS_WORK_LEFT else ({}, "")
+        configuration = {**nodes.configuration, **location, RECORD: record.name}
+        if record.name in job_of_record:
+            self._add_again(record, Job(self._queue.tree, job_of_record[record.name]), configuration, why)
+            return
+        state = JobState.FAILED if why else record.state
+        message = f"imported: {format_time(record.time_s)}" + (f"; it cannot be served: {why}" if why else "")
+        job = batch.create_job_in_state(
+            {**nodes._asdict(), "configuration": configuration}, record.priority, state, message
+        )
+        job_of_record[record.name] = job.id
+        self.result.jobs.append((record.name, job.id))
+        if why:
+            self.result.cannot_be_served.append((record.name, why))
+
+    def finish(self) -> None:
+        """Let the batches be processed, now that they are complete."""
+        for batch, _ in self._batches.values():
+            if batch.status == BatchState.HELD and batch.message == IMPORTING:
+                batch.set_status(BatchState.PENDING, "imported")
+            with suppress(StateError, LockLost):  # a consumer acquired it first, or it is finished
+                batch.start_processing()
+
+    def _add_again(self, record: Record, job: Job, configuration: dict[str, Any], why: str) -> None:
+        """Requeue the job of a record that could not be served by an earlier import, if it can be served now."""
+        was_unserved = (
+            record.state in HAS_WORK_LEFT and job.status == JobState.FAILED and not _url_of(job.configuration)
+        )
+        if was_unserved and why:
+            self.result.cannot_be_served.append((record.name, why))
+        elif was_unserved:
+            job.requeue(f"imported: {format_time(record.time_s)}", configuration)
+            self.result.jobs.append((record.name, job.id))
+            return
+        self.result.known.append(record.name)
+
+    def _locate(self, record: Record, configuration: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """Return the keys of a job's configuration that say where its payload is, and why it cannot be served, or
+        ""."""
+        try:
+            location = locate_payload(record, configuration, self._files)
+            self._check({**configuration, **location})
+        except FerrymanError as e:
+            return {}, plain_text(e)
+        return location, ""
+
+    def _find_or_create_batch(self, record: Record) -> tuple[Batch, dict[str, str]]:
+        """Return the batch of a record, which accepts jobs, and its jobs by record."""
+        uuid = str(record.payload.get("batchID") or record.name)
+        if uuid not in self._batches:
+            batch = self._queue.find_batch_by_uuid(uuid)
+            if batch is None:
+                submission: dict[str, Any] = {"batchID": uuid, "submission_mode": "legacy"}
+                copied = ("submitter", "profile_name")
+                configuration = to_job_nodes(record.payload).configuration
+                submission |= {key: configuration[key] for key in copied if key in configuration}
+                batch = self._queue.create_batch(submission, held=IMPORTING)
+            self._batches[uuid] = batch, _jobs_by_record(self._queue, batch)
+        return self._batches[uuid]
 
 
 def _jobs_by_record(queue: JobQueue, batch: Batch) -> dict[str, str]:
     """Map each record that a job of the batch was made from to that job."""
     ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
     return {str(Job(queue.tree, job).configuration.get(RECORD)): job for job in ids}
+
+
+HAS_WORK_LEFT: Final = frozenset({JobState.PENDING, JobState.HELD})
+"""States of records whose jobs are to be served."""
+
+
+def locate_payload(record: Record, configuration: Mapping[str, Any], files: Path | None) -> dict[str, Any]:
+    """Return the keys of a job's configuration that say where a record's payload is.
+
+    Raises:
+        UsageError: the record names no file, or one that is not there.
+    """
+    if url := _url_of(configuration):
+        is_manifest = bool(configuration.get("manifest_url")) and not configuration.get("payload_type")
+        return {"payload_url": url} | ({"payload_type": "object-manifest"} if is_manifest else {})
+    name = str(configuration.get("payload_file_name") or "")
+    if not name:
+        raise UsageError("it names no file: it has no filename, no manifestURL and no payload_url.")
+    if "://" in name:
+        return {"payload_url": name, "payload_file_name": ""}
+    if files is None and not name.startswith("/"):
+        raise UsageError(f"its file {name} is in the queue folder of the older service: give it with --files DIR.")
+    ids = [str(record.payload.get(key) or "") for key in ("batchID", "jobID")]
+    folder = files or Path("/")
+    for parts in (ids, ids[:1], ids[1:], []):
+        path = folder.joinpath(*parts, name)
+        with suppress(OSError, ValueError):  # no file can have this name
+            real = path.resolve()
+            if real.is_file() and real.is_relative_to(folder.resolve()):
+                return {"payload_url": file_url(real), "payload_file_name": path.name}
+    raise UsageError(f"its file {name} is not below {folder}.")
+
+
+def _url_of(configuration: Mapping[str, Any]) -> str:
+    return str(configuration.get("payload_url") or configuration.get("manifest_url") or "")
 
 
 def parse_record(name: str, data: bytes) -> Record:
@@ -178,6 +291,9 @@ def _parse_payload(name: str, data: bytes) -> dict[str, Any]:
 def _parse_xml(name: str, text: str) -> dict[str, Any]:
     """Map the leaves of an XML document by name, ``<entry key="a">`` by its key; repeated ones become a list.
 
+    A document of Java's ``XMLEncoder``, as inventory wrote, contains calls: ``<void method="put">`` with a key and a
+    value.
+
     Raises:
         UsageError: it is not XML, or declares entities (which may be bombs).
     """
@@ -187,6 +303,9 @@ def _parse_xml(name: str, text: str) -> dict[str, Any]:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError) as e:
         raise UsageError(f"{name}: its payload looks like XML, but is not: {e}.") from None
+    if root.tag == "java":
+        calls = ([leaf.text or "" for leaf in call] for call in root.iter("void"))
+        return dict(pair for pair in calls if len(pair) == 2)
     values: dict[str, Any] = {}
     for leaf in (element for element in root.iter() if not len(element)):
         key = leaf.get("key") or leaf.tag.rpartition("}")[2]
@@ -436,8 +555,9 @@ CONFIGURATION: Final = {
     "type": "payload_type",
     "filename": "payload_file_name",
     "responseForm": "response_type",
+    "manifestURL": "manifest_url",
 }
-"""Ingest's name -> key in a job's configuration."""
+"""Name in ingest's and inventory's records -> key in a job's configuration."""
 
 IDENTIFIERS: Final = {"objectID": "primary_id", "localID": "local_id"}
 """Ingest's name -> key in a job's identifiers, which is also in its configuration."""

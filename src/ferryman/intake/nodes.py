@@ -23,7 +23,7 @@ LOCKS: Final = "/locks"
 QUEUE_LOCKS: Final = "/locks/queue"
 COLLECTION_LOCKS: Final = "/locks/collections"
 PAUSE_PATH: Final = f"{QUEUE_LOCKS}/ingest"
-"""Lock that pauses the ingest queue: while it exists, no work is given out."""
+"""Lock that pauses the ingest queue: while it exists, nothing is acquired."""
 
 ACCESS_SIZES: Final = ("small", "large")
 """The two access queues."""

@@ -39,7 +39,7 @@ from ferryman.intake.nodes import (
     submission_uuid,
     without_date,
 )
-from ferryman.intake.states import AccessState, BatchState, JobState
+from ferryman.intake.states import AccessState, BatchState, JobList, JobState
 from ferryman.intake.store import SESSION_TIMEOUT_S, Check, Conflict, Create, Op, Store, StoredNode, Watch, open_store
 from ferryman.intake.tree import KINDS, Locks, NodeTree
 
@@ -119,9 +119,13 @@ class JobQueue:
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def create_batch(self, submission: Mapping[str, Any]) -> Batch:
+    def create_batch(self, submission: Mapping[str, Any], *, held: str = "") -> Batch:
         """Submit a batch, which is then Pending and not locked. The same submission with the same ``batchID`` returns
         the same batch.
+
+        Args:
+            submission: see the layout.
+            held: if given, the batch is Held, with this message.
 
         Raises:
             BatchExists: another submission has this ``batchID``.
@@ -138,7 +142,8 @@ class JobQueue:
                 return []
             batch_id = numbered_name("bid", self._tree.next_number(BATCHES))
             path = batch_path(batch_id)
-            status = {"status": BatchState.PENDING.value, "last_modified": self._tree.now(), "message": ""}
+            state = BatchState.HELD if held else BatchState.PENDING
+            status = {"status": state.value, "last_modified": self._tree.now(), "message": held}
             return [
                 *([Create(uuid_path, batch_id.encode())] if uuid else []),
                 Create(path, numbered=True),
@@ -241,7 +246,7 @@ class JobQueue:
                 if not batch.deletable:
                     continue
                 if at_work := self._locked_job(batch):
-                    result.passed_over.append((batch_id, f"{at_work} is being worked at"))
+                    result.passed_over.append((batch_id, f"{at_work} is in progress"))
                     continue
                 batch.delete()
             except (NodeInvalid, UsageError) as e:
@@ -514,7 +519,7 @@ class Acquirer:
             if isinstance(item, Job):
                 return self._acquire_entry(item, state, item.entry)
             return self._try_lock(item, state)
-        except NodeInvalid:  # it was removed, or the next look finds it damaged
+        except NodeInvalid:  # it was removed, or the next poll finds it damaged
             return False
 
     def _is_on_hold(self, job: Job) -> bool:
@@ -628,8 +633,13 @@ class Acquirer:
         return names
 
     def _has_no_open_jobs(self, batch: Batch) -> bool:
-        folder = self._tree.find(batch_path(batch.id, "states", "batch-processing"))
-        return folder is not None and not folder.children
+        """Return whether the batch has jobs, and all of them are finished. A list without its folder is empty; a batch
+        without any folder has no jobs yet."""
+        folder = self._tree.find(batch_path(batch.id, "states", JobList.PROCESSING))
+        if folder is not None:
+            return not folder.children
+        others = [batch_path(batch.id, "states", name) for name in JobList if name is not JobList.PROCESSING]
+        return any(node is not None and node.children for node in self._tree.store.read(others))
 
     def _try_lock(self, batch: Batch, state: BatchState) -> bool:
         try:

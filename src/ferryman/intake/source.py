@@ -166,11 +166,11 @@ class Jobs(Source):
             why = f"{partition.list}: the list of its files cannot be read: {plain_text(e)}. Download the job again."
             yield Listed(f"{partition.name}/", 0, refused=why)
             return
-        folder = Path(partition.list).parent / FILES_FOLDER
+        folder = f"{os.path.dirname(partition.list)}/{FILES_FOLDER}"
         for each in stored:
             id = f"{partition.name}/{quote_part(each.path, '/')}"
             fields = {**job_fields, "path": each.path, **each.fields}
-            file = str(folder / each.path)
+            file = f"{folder}/{each.path}"
             location = {"file": file, "sha256": each.sha256, "fields": fields, "batch": partition.batch}
             try:
                 listed = Listed(id, each.size, fingerprint_of(each, fields), json.dumps(location, ensure_ascii=True))

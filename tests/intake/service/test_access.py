@@ -15,6 +15,7 @@ from ferryman.cli.app import start
 from ferryman.errors import UsageError
 from ferryman.intake.service import access
 from ferryman.intake.service.access import KEPT_S, request_bundle
+from ferryman.intake.store import Set
 from tests.intake.service.child import CHILD
 from tests.intake.service.place import Place
 from tests.support.zygote import Zygote
@@ -86,6 +87,36 @@ def test_the_token_follows_the_request(intake: Place, monkeypatch: pytest.Monkey
     bad.set_status("Processing")
     intake.serve()
     assert (bad.token["status"], bad.status) == ("Completed", "Completed")
+
+
+@pytest.mark.rule("intake.access")
+def test_an_object_by_all_its_names_is_in_the_bundle_once(intake: Place) -> None:
+    """Its size counts once, too; also if another tool listed its job twice."""
+    rows = [intake.row("a.txt", "abc", local_id="map-1", primary_id="ark:/1/2")]
+    intake.submit(manifest_url=intake.manifest(rows))
+    intake.serve()
+    (job,) = intake.jobs()
+    request = request_bundle(intake.queue, [job, "map-1", "ark:/1/2"], time.time())
+    assert (request.token["jobs"], request.token["cloud-content-byte"]) == ([job], 3)
+    other = intake.queue.create_assembly("small", {**request.token, "jobs": [job, job]})
+    intake.serve()
+    for each in (request, other):
+        with zipfile.ZipFile(urlsplit(each.token["url"]).path) as bundle:
+            assert bundle.namelist() == [f"{job}/a.txt"]
+
+
+@pytest.mark.rule("intake.access")
+def test_a_request_for_what_was_removed_since_fails(intake: Place) -> None:
+    """With the reason, and `serve` ends; so does one whose token is damaged."""
+    served(intake)
+    gone = request_bundle(intake.queue, ["object 0"], 0)
+    damaged = request_bundle(intake.queue, ["object 1"], 0)
+    intake.queue.tree.store.commit([Set(f"{damaged.path}/token", b"{")])
+    intake.queue.cleanup()
+    intake.serve()
+    assert (gone.status, damaged.status) == ("Failed", "Failed")
+    assert gone.token["jobs"][0] in gone.message
+    assert "token" in damaged.message
 
 
 def test_small_and_large(intake: Place) -> None:

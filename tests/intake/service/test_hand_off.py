@@ -74,7 +74,7 @@ def test_a_more_urgent_job_of_the_queue_is_not_passed_over(world: World) -> None
     urgent, waiting = HeldJob(1, "jid9"), HeldJob(5, "jid1")
     lane = world.lane(1)
     there = [urgent]
-    lane.acquire, lane.look_at = lambda skip: there.pop() if there else None, 0.0
+    lane.acquire, lane.poll_at = lambda skip: there.pop() if there else None, 0.0
     world.scheduler.put(lane, waiting)
     world.scheduler.start()
     until(lambda: len(world.done) == 2)
@@ -198,10 +198,10 @@ def test_a_call_that_came_during_a_look_is_heard(world: World) -> None:
             world.scheduler.wake(lane, at_once=True)
 
     lane = world.lane(1)
-    lane.acquire, lane.look_at = acquire, 0.0
+    lane.acquire, lane.poll_at = acquire, 0.0
     world.scheduler.start()
     until(lambda: len(looks) == 2)
-    until(lambda: not lane.is_looking and lane.look_at > 0.0)
+    until(lambda: not lane.is_polling and lane.poll_at > 0.0)
     assert len(looks) == 2
 
 

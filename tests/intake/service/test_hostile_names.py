@@ -210,7 +210,7 @@ ODD_RECEIVERS = [
 
 @pytest.mark.rule("intake.hostile")
 def test_an_odd_receiver_stops_no_report(intake: Place) -> None:
-    """Its job fails with the reason, and so does its batch; the others are reported."""
+    """Its batch fails with the reason before any work is done; the others are reported."""
     url = intake.put("a.txt", "a").as_uri()
     bad = [intake.submit(payload_url=url, response_url=odd, local_id=f"o{n}") for n, odd in enumerate(ODD_RECEIVERS)]
     good = intake.submit(payload_url=intake.put("b.txt", "b").as_uri(), local_id="good")
@@ -220,8 +220,8 @@ def test_an_odd_receiver_stops_no_report(intake: Place) -> None:
     assert [intake.queue.load_batch(one).status for one in (*bad, good)] == ["Failed"] * len(bad) + ["Completed"]
     for one in bad:
         batch = intake.queue.load_batch(one)
-        assert "its report could not be sent: the response_url" in batch.message
-        assert "the response_url" in intake.queue.load_job(batch.failed_jobs[0]).message
+        assert batch.message.startswith("the response_url")
+        assert batch.failed_jobs == []
 
 
 @pytest.mark.rule("intake.hostile")
@@ -250,7 +250,7 @@ def test_a_fault_in_a_report_stops_no_other(intake: Place, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["submission", "status-report"])
 def test_a_batch_damaged_before_its_report(intake: Place, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """It is named once and passed over; the next one is reported."""
-    intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), response_url="javascript:1")
+    intake.submit(payload_url=(intake.files / "nothing.txt").as_uri())
     intake.serve()
     batch = intake.queue.load_batch("bid0000000000")
     batch.set_status("UpdateReporting")

@@ -127,7 +127,7 @@ def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
     scheduler = Scheduler(stop, lambda text: None, queue.acquire_again, lambda: now[0])
     lane = scheduler.add(WorkLane("Pending", 2, acquire, work, watch=watch))
     scheduler.start()
-    until(lambda: bool(looked) and not lane.is_looking)
+    until(lambda: bool(looked) and not lane.is_polling)
 
     def pass_time(seconds: float) -> None:
         now[0] = seconds
@@ -135,7 +135,7 @@ def test_nobody_looks_into_an_empty_state(queue: JobQueue) -> None:
             scheduler._changed.notify_all()
 
     pass_time(QUIET_POLL_S)
-    until(lambda: asked == [QUIET_POLL_S] and not lane.is_looking, 60.0)
+    until(lambda: asked == [QUIET_POLL_S] and not lane.is_polling, 60.0)
     pass_time(QUIET_POLL_S + EMPTY_POLL_S - 0.1)
     assert looked == [0.0]
     batch.set_status("Processing")

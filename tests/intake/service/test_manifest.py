@@ -33,9 +33,39 @@ def test_json_lines() -> None:
     assert (row.local_id, row.entry.size, row.entry.fields) == ("7", 1, {"pages": 3})
 
 
+CHECKM = """\
+#%checkm_0.7
+#%profile | http://uc3.cdlib.org/registry/ingest/manifest/mrt-single-file-batch-manifest
+#%prefix | mrt: | http://merritt.cdlib.org/terms#
+#%fields | nfo:fileUrl | nfo:hashAlgorithm | nfo:hashValue | nfo:fileSize | nfo:fileLastModified | nfo:fileName | \
+mrt:primaryIdentifier | mrt:localIdentifier | mrt:creator | mrt:title | mrt:date
+"""
+"""As the systems of the page write their manifests."""
+
+
+def test_checkm() -> None:
+    """Fields by name, in any order and case; trailing columns may be missing; comments are none of the files."""
+    lines = f"http://x/a.txt | SHA-256 | {SHA} | 12 | | page 1.txt | ark:/1/2 | map-1 | Doe, J. | A map | 1888\n"
+    text = f"{CHECKM}# by hand\n\n{lines}b.txt | | | | | \n#%EOF\nwhatever comes then"
+    first, second = parse_manifest(text.encode(), BASE)
+    assert (first.entry.url, first.entry.path, first.entry.size) == ("http://x/a.txt", "page 1.txt", 12)
+    assert (first.entry.digest, first.local_id, first.primary_id) == (f"sha256:{SHA}", "map-1", "ark:/1/2")
+    assert first.entry.fields == {"erc_who": "Doe, J.", "erc_what": "A map", "erc_when": "1888"}
+    assert (second.line, second.entry.url, second.entry.digest) == (8, "http://host/dir/b.txt", "")
+    plain = f"#%checkm_0.7\nhttp://x/a | md5 | {'b' * 32} | 1 | | c.txt\n#%eof\n"
+    (row,) = parse_manifest(plain.encode(), BASE)
+    assert (row.entry.digest, row.entry.path) == (f"md5:{'b' * 32}", "c.txt")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        (b"#%checkm_0.7\n#%eof\n", "names no files"),
+        (b"#%checkm_0.7\nhttp://x/a\n", "no #%eof at its end"),
+        (b"#%checkm_0.7\n#%fields | nfo:fileUrl\nhttp://x/a | b\n#%eof\n", "line 3 of the manifest has more columns"),
+        (b"#%checkm_0.7\n#%fields | nfo:fileName\na\n#%eof\n", "line 3 of the manifest: there is no url"),
+        (b"#%checkm_0.7\nhttp://x/a | adler32 | 11e60398\n#%eof\n", "line 2 of the manifest: the digest 'adler32:"),
+        (b"\xef\xbb\xbf <?xml version='1.0'?><objectInfo/>", "XML or a web page"),
         (b"", "names no files"),
         (b"url\n", "names no files"),
         (b"link\nhttp://x/a\n", "no column url"),

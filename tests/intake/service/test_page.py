@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from typing import Any
 
 import pytest
@@ -81,3 +82,49 @@ def test_submit_tells_what_the_page_has(intake: Place, capsys: pytest.CaptureFix
     assert batch.submission["submissionDate"] == told["submissionDate"]
     intake.serve()
     assert only_job(intake).metadata["erc_who"] == "Anna"
+
+
+@pytest.mark.rule("intake.page")
+def test_submit_takes_the_fields_of_the_page(intake: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Type, modes, response type and primary id: they are in the submission, and where the page has them in the job."""
+    url = intake.put("a.txt", "a").as_uri()
+    path = intake.put("m.checkm", f"#%checkm_0.7\n{url}\n#%eof\n")
+    options = ["--type", "object-manifest", "--mode", "update", "--submission-mode", "interactive"]
+    options += ["--response-type", "xml", "--primary-id", "ark:/1/2"]
+    assert start(["intake", "submit", str(path), *options, "--queue", intake.queue.url, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["submission"]
+    expected = {"type": "object-manifest", "mode": "update", "submission_mode": "interactive", "response_type": "xml"}
+    assert told.items() >= {**expected, "primary_id": "ark:/1/2", "payload_type": "object-manifest"}.items()
+    intake.serve()
+    job = only_job(intake)
+    assert job.status == "Completed"
+    assert job.configuration.items() >= {"response_type": "xml", "submission_mode": "interactive"}.items()
+    assert (job.identifiers, job.inventory["mode"]) == ({"primary_id": "ark:/1/2"}, "update")
+
+
+@pytest.mark.rule("intake.page")
+@pytest.mark.parametrize("kind", ["single-file-batch-manifest", "batch-manifest", "container-batch-manifest"])
+def test_submit_knows_the_pages_types(intake: Place, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the names that its systems use; a submission through the API may say `type`."""
+    inner = intake.manifest([intake.row("a.txt")], "m.jsonl")
+    with zipfile.ZipFile(intake.files / "a.zip", "w") as container:
+        container.writestr("a.txt", "a")
+    rows = {"single-file-batch-manifest": intake.put("b.txt", "b").as_uri(), "batch-manifest": inner}
+    url = intake.manifest([{"url": rows.get(kind, (intake.files / "a.zip").as_uri())}], "outer.csv")
+    assert start(["intake", "submit", url, "--type", kind, "--queue", intake.queue.url]) == 0
+    intake.submit(payload_url=url, type=kind)
+    intake.serve()
+    assert set(intake.jobs().values()) == {"Completed"}
+    assert len(intake.jobs()) == 2
+
+
+@pytest.mark.parametrize("url", ["ftp://x/", "nowhere", "http://", "file:///etc/passwd"])
+def test_submit_refuses_a_response_url_that_is_none(
+    intake: Place, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is submitted."""
+    path = str(intake.put("a.txt", "a"))
+    assert start(["intake", "submit", path, "--response-url", url, "--queue", intake.queue.url]) == 2
+    assert "is not an http or https URL" in capsys.readouterr().err
+    assert start(["intake", "submit", path, "--primary-id", "a\nb", "--queue", intake.queue.url]) == 2
+    assert intake.queue.list_batches() == []

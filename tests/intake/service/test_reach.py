@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from ferryman.cli.app import start
+from ferryman.intake.service.errors import CorruptSubmission
+from ferryman.intake.service.payload import edit_configuration
+from ferryman.intake.service.reports import Callback
 from ferryman.net.allowed_addresses import Reach
 from tests.intake.service.place import Place
 from tests.intake.service.receiver import FileServer, Receiver, Redirecting
@@ -74,15 +77,43 @@ def test_servers_that_nobody_allowed(intake: Place) -> None:
 
 @pytest.mark.rule("reach.public")
 def test_reports_go_nowhere_that_nobody_allowed(intake: Place) -> None:
-    """The job fails with the reason; the report stays with the batch."""
+    """The batch fails with the reason before any of its work is done; so does a job that was made through the API, or
+    that an operator gave such a URL."""
     with Receiver() as receiver:
         intake.serving = replace(intake.serving, reach=Reach((str(intake.folder),)))
         url = intake.put("a.txt", "a").as_uri()
-        batch = intake.submit(payload_url=url, local_id="a", response_url=receiver.url)
+        refused = intake.queue.load_batch(intake.submit(payload_url=url, local_id="a", response_url=receiver.url))
+        batch = intake.queue.create_batch({})
+        job = batch.create_job({"payload_url": url, "payload_type": "file", "response_url": receiver.url})
+        edited = batch.create_job({"payload_url": url, "payload_type": "file"})
+        edited.fail("why")
+        edited.requeue("", edit_configuration(edited, {"response_url": receiver.url}))
         intake.serve()
         assert receiver.requests == []
-    assert "not a public one" in intake.queue.load_batch(batch).message
-    assert any("not a public one" in why for why in failures(intake))
+        assert refused.status == "Failed"
+        assert refused.message.startswith(f"the response_url {receiver.url}: 127.0.0.1: its address 127.0.0.1 is not")
+        assert "--hosts" in refused.message
+        assert (refused.failed_jobs, refused.completed_jobs) == ([], [])
+        assert sorted(batch.failed_jobs) == [job.id, edited.id]
+        assert "not a public one" in job.message
+        assert job.last_successful_status is None
+        assert [list((intake.serving.work / name).iterdir()) for name in ("jobs", "batches")] == [[], []]
+        intake.serving = replace(intake.serving, reach=Reach((str(intake.folder),), ("127.0.0.1",)))
+        intake.submit(payload_url=url, local_id="a", response_url=receiver.url)
+        intake.serve()
+        assert len(receiver.requests) == 2
+
+
+def test_an_unknown_receiver_is_not_refused_early(intake: Place) -> None:
+    """Its name may be known when there is something to report; what is not a URL is refused at once."""
+    callback = Callback(reach=Reach())
+    callback.check({"response_url": "https://no-such-host.invalid/report"})
+    callback.check({"response_url": f"https://{'a' * 70}.example/report"})
+    callback.check({})
+    for odd in ("ftp://x/", "x", "http://", "http://user:s3cret@127.0.0.1/?token=s3cret"):
+        with pytest.raises(CorruptSubmission, match="the response_url") as raised:
+            callback.check({"response_url": odd})
+        assert "s3cret" not in str(raised.value)
 
 
 @pytest.mark.rule("reach.signed")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json as json_text
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,6 +18,7 @@ from ferryman.cli.intake.options import (
     Ids,
     QueueUrl,
     apply_to_each,
+    find_item,
     is_id,
     load_batch,
     load_item,
@@ -29,6 +32,7 @@ from ferryman.limits import MIB
 
 if TYPE_CHECKING:
     from ferryman.intake import Assembly, JobQueue
+    from ferryman.intake.items import Item
 
 
 Priority = Annotated[
@@ -48,9 +52,9 @@ def hold(
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
-    """Set pending jobs or batches aside, or a whole collection.
+    """Put pending jobs or batches on hold, or a whole collection.
 
-    Of a collection on hold, each pending job becomes Held when its turn comes; what is at work goes on.
+    Each pending job of a collection on hold becomes Held when its turn comes; jobs in progress continue.
     """
     with open_queue(queue) as job_queue:
         _refuse_no_target(ids, collection)
@@ -61,10 +65,10 @@ def hold(
 
 
 def release(ids: Ids = None, collection: Collection = None, queue: QueueUrl = None, verbose: Verbose = False) -> None:
-    """Let held jobs or batches go on, or a whole collection.
+    """Release held jobs or batches, or a whole collection.
 
-    Of a collection: it is not on hold any more, and all its held jobs are Pending again. `unlock collection NAME`
-    ends the hold alone.
+    A released collection is not on hold any more, and all its held jobs are Pending again. `unlock collection NAME`
+    only ends the hold.
     """
     from ferryman.intake.queue import effective_collection
 
@@ -115,11 +119,11 @@ def requeue(
 ) -> None:
     """Try failed jobs again.
 
-    Each goes on in the state after the last one that succeeded, and its retries count one more. Of a batch: all its
-    failed jobs. The batch itself stays as it is; `report` tells its submitter what has changed.
+    Each continues in the state after the last one that succeeded, and its retries count one more. Of a batch, all
+    failed jobs are requeued. The batch itself stays as it is; `report` notifies its submitter of what has changed.
 
-    With --manifest or --set its configuration is corrected first: it goes on from Pending, and nothing that was fetched
-    before is used. A manifest is that of one object, whatever its lines' local_id.
+    With --manifest or --set its configuration is corrected first: it starts again from Pending, and nothing that was
+    fetched before is used. A manifest is that of one object, whatever its lines' local_id.
     """
     edits = _edits(manifest, changes)
     if edits and (len(ids) != 1 or ids[0].startswith("bid")):
@@ -147,7 +151,7 @@ def report(
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
-    """Have the submitter of a failed batch told what has changed since the last report."""
+    """Notify the submitter of a failed batch of what has changed since the last report."""
     with open_queue(queue) as job_queue:
         apply_to_each(ids, lambda name: _set_status(load_batch(job_queue, name), "UpdateReporting", ""))
 
@@ -158,19 +162,21 @@ def delete(
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
-    """Give up what is held or has failed; remove what is done with.
+    """Mark held and failed items as deleted; remove finished ones.
 
-    Held and Failed become Deleted, and can still be looked at. Completed and Deleted are removed; a batch with all its
-    jobs.
+    Held and Failed become Deleted, and can still be shown. Completed and Deleted are removed; a batch with all its
+    jobs. An item whose status is damaged becomes Deleted.
     """
     with open_queue(queue) as job_queue:
 
         def delete_item(name: str) -> str:
-            one = load_item(job_queue, name)
-            if not one.deletable:
-                return _set_status(one, "Deleted", message)
-            one.delete()
-            return "removed"
+            item = find_item(job_queue, name)
+            with _rewriting(item, "Deleted", message):
+                if item.deletable:
+                    item.delete()
+                    return "removed"
+                item.set_status("Deleted", message)
+            return item.status
 
         apply_to_each(ids, delete_item)
 
@@ -178,7 +184,7 @@ def delete(
 def cleanup(queue: QueueUrl = None, json: Json = False, verbose: Verbose = False) -> None:
     """Remove all completed and deleted batches, with their jobs.
 
-    One that is damaged, or at work again, is named and stays; the command ends with 1 then.
+    A batch that is damaged, or has a job in progress, is named and kept; the command ends with 1 then.
     """
     with open_queue(queue) as job_queue:
         result = job_queue.cleanup()
@@ -196,14 +202,14 @@ def cleanup(queue: QueueUrl = None, json: Json = False, verbose: Verbose = False
 
 
 def pause(access: AccessSize = None, queue: QueueUrl = None, verbose: Verbose = False) -> None:
-    """Stop giving out work: nothing new is acquired anywhere. What is at work goes on."""
+    """Pause the queue: nothing new is acquired anywhere. What is in progress continues."""
     kind = _pause_lock_of(access)
     with open_queue(queue) as job_queue:
         print_line(f"{kind}: {'paused' if job_queue.locks.lock(kind) else 'is paused already'}")
 
 
 def resume(access: AccessSize = None, queue: QueueUrl = None, verbose: Verbose = False) -> None:
-    """Give out work again."""
+    """Resume a paused queue."""
     kind = _pause_lock_of(access)
     with open_queue(queue) as job_queue:
         was_paused = job_queue.locks.check(kind)
@@ -225,8 +231,8 @@ def lock(
 ) -> None:
     """Lock a collection or an object; without KIND, list all locks.
 
-    It stays locked until somebody unlocks it. Locks of inventory and local ids live with the process that works there:
-    they are listed, and cannot be taken by hand.
+    It stays locked until somebody unlocks it. Locks of inventory and local ids belong to the process that acquired
+    them: they are listed, and cannot be acquired by this command.
     """
     from ferryman.intake.tree import KINDS
 
@@ -265,6 +271,19 @@ def _edits(manifest: str | None, changes: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--set {change}: give KEY=VALUE, or KEY= to remove it.")
         edits[key.strip()] = value
     return edits
+
+
+@contextmanager
+def _rewriting(item: Item, state: str, message: str) -> Iterator[None]:
+    """Run a change of an item; if nodes of the item are damaged, rewrite them in this state instead."""
+    from ferryman.intake import NodeInvalid
+
+    try:
+        yield
+    except NodeInvalid as e:
+        if not e.path.startswith(f"{item.path}/"):
+            raise
+        item.rewrite(state, message)
 
 
 def _set_status(item: object, state: str, message: str) -> str:
@@ -328,10 +347,10 @@ def access(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Ask for a zip of delivered originals; without OBJECT, list access requests.
+    """Request a zip of delivered originals; without OBJECT, list access requests.
 
-    It is put together by `ferryman intake serve`, small ones apart from large ones, and lies ready for a week. The
-    token says when it is expected, and then where it is.
+    `ferryman intake serve` builds it, small ones separately from large ones, and keeps it for a week. The token says
+    when it is expected, and later where it is.
     """
     longest_s = seconds("--wait", wait)
     with open_queue(queue) as job_queue:
@@ -378,7 +397,7 @@ def _print_requests(queue: JobQueue, state: str | None, json: bool) -> None:
     print_rows(rows, ("id", "status", "last_modified", "message"), json)
 
 
-# ``ferryman intake unlock``, ``fail``, ``prioritize``: operator commands for what is at work or waits.
+# ``ferryman intake unlock``, ``fail``, ``prioritize``: operator commands for items in progress or waiting.
 
 ITEM_KINDS: Final = ("job", "batch", "access")
 """Kinds that may precede an id."""
@@ -398,10 +417,10 @@ def unlock(
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
-    """Take a lock away, also from the process that works under it.
+    """Revoke a lock, even from the process that holds it.
 
-    Of a job, a batch or a request: whoever works at it cannot change it any more, and it can be acquired again, in the
-    same state. Do this when its process hangs; one that has died loses its locks by itself.
+    A process that works on the job, batch or request cannot change it any more, and others can acquire it, in the same
+    state. Use this when a process hangs; one that has died loses its locks by itself.
     """
     with open_queue(queue) as job_queue:
         if is_id(kind) and name is not None:
@@ -424,15 +443,17 @@ def fail(
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
-    """Give up what is at work or waits: a job becomes Failed, and can be requeued or deleted.
+    """Fail items that wait or are in progress: a job becomes Failed, and can be requeued or deleted.
 
-    Its lock is taken away in the same change, so that whoever works at it cannot go on.
+    Its lock is revoked in the same change, so that a process that works on it cannot continue. The status of an item is
+    rewritten if it is damaged.
     """
     with open_queue(queue) as job_queue:
 
         def fail_item(name: str) -> str:
-            item = load_item(job_queue, name)
-            item.fail(message or "given up by an operator", revoke=True)
+            item, why = find_item(job_queue, name), message or "given up by an operator"
+            with _rewriting(item, "Failed", why):
+                item.fail(why, revoke=True)
             return item.status
 
         apply_to_each(ids, fail_item)
@@ -448,7 +469,7 @@ def prioritize(
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
-    """Give jobs that wait another priority. One that somebody works at keeps its own."""
+    """Change the priority of waiting jobs. Jobs in progress keep theirs."""
     with open_queue(queue) as job_queue:
 
         def set_priority(name: str) -> str:
@@ -470,10 +491,10 @@ def audit(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Hold every node of the queue against its layout.
+    """Check every node of the queue against the layout.
 
-    A row a finding. What was changed less than an hour ago is a warning: it may be somebody's work of this moment. The
-    command ends with 1 if there are others, and they were not repaired.
+    Each row is a finding. It is a warning if the node changed less than an hour ago, since it may be part of work in
+    progress. The command ends with 1 if there are others that were not repaired.
     """
     with open_queue(queue) as job_queue:
         findings = job_queue.audit(repair=repair)
@@ -525,10 +546,10 @@ def restore(
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
-    """Make the nodes of a dump in an empty queue.
+    """Create the nodes of a dump in an empty queue.
 
-    Ids that were given before are not given again. Killed in the middle, it leaves the queue paused: type the same
-    again.
+    Ids that were issued before are not issued again. If the command is killed, the queue stays paused: run the same
+    command again.
     """
     try:
         data = json_text.loads(file.read_text("utf-8"))
@@ -546,27 +567,45 @@ def import_legacy(
             metavar="SOURCE", show_default=False, help="A folder with one file per record, or zookeeper://HOST/PATH."
         ),
     ],
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files",
+            metavar="DIR",
+            show_default=False,
+            help="Queue folder of the older service, with the files that records name: DIR/BATCH/JOB/FILENAME.",
+        ),
+    ] = None,
     queue: QueueUrl = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Take over records of the older queue (mrtQ-…).
+    """Import records of the older queue (mrtQ-…).
 
     Their payloads are JSON, XML, or Java's properties, as text or serialized; of what Java serialized nothing else is
     read, and no code is run.
 
     Ingest's properties get their names here: profile, type, filename, responseForm, objectID, localID, digestType
-    and digestValue, and creator, title and date as metadata. Others keep theirs.
+    and digestValue, and creator, title and date as metadata. Others keep theirs. The manifestURL of inventory's records
+    is the manifest of one object.
 
     Each becomes a job in the state that it was in, of the batch that it names. What cannot be read is named and
-    skipped; the command ends with 1 then. Typed again, it takes over only what is not there yet.
+    skipped. What has work left but no file that can be found becomes a Failed job, and is named with the reason. The
+    command ends with 1 if there is any of these. Repeated, it imports only what is not there yet, and gives
+    Failed jobs the files that it finds now. Serve the queue with --allow-files DIR, so that it may read them.
     """
     from ferryman.intake import legacy
+    from ferryman.intake.service.payload import check_configuration
 
+    if files is not None and not files.is_dir():
+        raise UsageError(f"--files {files}: there is no such folder.")
     with open_queue(queue) as job_queue:
-        result = legacy.import_legacy(job_queue, legacy.read_records(source))
+        result = legacy.import_legacy(
+            job_queue, legacy.read_records(source), files=files and files.absolute(), check=check_configuration
+        )
     if json:
-        print_json({"jobs": dict(result.jobs), "known": result.known, "skipped": dict(result.skipped)})
+        fields = {name: dict(each) for name, each in result._asdict().items() if name != "known"}
+        print_json({**fields, "known": result.known})
     else:
         for record, job in result.jobs:
             print_line(f"{record}: {job}")
@@ -575,5 +614,7 @@ def import_legacy(
         )
     for _, why in result.skipped:
         print_error(why)
-    if result.skipped:
+    for record, why in result.cannot_be_served:
+        print_error(f"{record}: imported as Failed: {why}")
+    if result.skipped or result.cannot_be_served:
         raise typer.Exit(1)

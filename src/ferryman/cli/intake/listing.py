@@ -24,7 +24,7 @@ StateFilter = Annotated[
 def batches(state: StateFilter = None, queue: QueueUrl = None, json: Json = False, verbose: Verbose = False) -> None:
     """List batches, oldest first.
 
-    With the numbers of jobs that are at work (pending and held ones too), completed, failed and deleted.
+    With the numbers of jobs that are unfinished (also pending and held ones), completed, failed and deleted.
     """
     from ferryman.intake import overview
 
@@ -74,7 +74,7 @@ def show(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Tell all that is known of a batch, a job or an access request."""
+    """Show everything about a batch, a job or an access request."""
     from ferryman.intake import Batch, Job, overview
     from ferryman.intake.audit import without_secrets
 

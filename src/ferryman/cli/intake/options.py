@@ -64,31 +64,54 @@ def load_item(queue: JobQueue, name: str) -> Batch | Job | Assembly:
         UsageError: this is not an id, or there is no such item.
         NodeInvalid: it is damaged.
     """
+    return find_item(queue, name).load()
+
+
+def find_item(queue: JobQueue, name: str) -> Batch | Job | Assembly:
+    """Return an item without reading it, since it may be damaged.
+
+    Raises:
+        UsageError: this is not an id, or there is no such item.
+    """
+    from ferryman.intake import Assembly
+
     size, _, request = name.rpartition("/")
-    if size in ACCESS_SIZES:
-        _refuse_unknown(queue, access_path(size, request), f"{name}: there is no such access request")
-        return queue.load_assembly(size, request)
-    return load_batch(queue, name) if name.startswith("bid") else load_job(queue, name)
+    if size not in ACCESS_SIZES:
+        return _find_batch(queue, name) if name.startswith("bid") else _find_job(queue, name)
+    _refuse_unknown(queue, access_path(size, request), request, f"{name}: there is no such access request")
+    return Assembly(queue.tree, size, request)
 
 
 def load_batch(queue: JobQueue, name: str) -> Batch:
     """Load a batch (bid…). Raises as ``load_item``."""
     if not name.startswith("bid"):
         raise UsageError(f"{name}: give a batch (bid…).")
-    _refuse_unknown(queue, batch_path(name), f"{name}: there is no such batch")
-    return queue.load_batch(name)
+    return _find_batch(queue, name).load()
 
 
 def load_job(queue: JobQueue, name: str) -> Job:
     """Load a job (jid…). Raises as ``load_item``."""
+    return _find_job(queue, name).load()
+
+
+def _find_batch(queue: JobQueue, name: str) -> Batch:
+    from ferryman.intake import Batch
+
+    _refuse_unknown(queue, batch_path(name), name, f"{name}: there is no such batch")
+    return Batch(queue.tree, name)
+
+
+def _find_job(queue: JobQueue, name: str) -> Job:
+    from ferryman.intake import Job
+
     if not name.startswith("jid"):
         raise UsageError(f"{name}: give a job (jid…), a batch (bid…), or an access request (small/qid…).")
-    _refuse_unknown(queue, job_path(name), f"{name}: there is no such job")
-    return queue.load_job(name)
+    _refuse_unknown(queue, job_path(name), name, f"{name}: there is no such job")
+    return Job(queue.tree, name)
 
 
-def _refuse_unknown(queue: JobQueue, path: str, text: str) -> None:
-    if path.count("/") != path.rstrip("/").count("/") or queue.tree.find(path) is None:
+def _refuse_unknown(queue: JobQueue, path: str, id: str, text: str) -> None:
+    if not id or "/" in id or queue.tree.find(path) is None:
         raise UsageError(f"{text} in {queue.url}. `ferryman intake batches` and `jobs` list what there is.")
 
 

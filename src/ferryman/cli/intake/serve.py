@@ -147,12 +147,12 @@ def serve(
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: Verbose = False,
 ) -> None:
-    """Serve the queue: carry batches from Pending to their reports, through a plan.
+    """Serve the queue: process batches from Pending to their reports, through a plan.
 
     The plan has a source of jobs: plan.source("jobs", Jobs()). Ctrl-C or SIGTERM ends it gracefully: each consumer
-    finishes its step, or gives its job back as it is; a second one ends it at once. Killed at any moment, type the same
-    again: the work is found where it was. Further processes that serve the same queue share all work but the plan's,
-    and take that over when the first one ends.
+    finishes its step, or releases its job unchanged; a second signal ends it at once. If it is killed, run the same
+    command again: work continues where it was. Further processes that serve the same queue share all work except the
+    plan's, and one of them takes that over when the first one ends.
     """
     from ferryman.intake.service import Serving, on_spark
     from ferryman.intake.service.processing import jobs_sources

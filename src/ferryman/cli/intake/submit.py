@@ -1,18 +1,18 @@
-"""``ferryman intake submit``: hand in a batch."""
+"""``ferryman intake submit``: submits a batch."""
 
 from __future__ import annotations
 
 import enum
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import unquote
 
 import typer
 
 from ferryman.cli.intake.options import QueueUrl, open_queue
 from ferryman.cli.options import Json, Verbose, seconds
-from ferryman.cli.terminal import print_json, print_line
+from ferryman.cli.terminal import print_json, print_line, print_note
 from ferryman.errors import UsageError
 from ferryman.intake.nodes import format_time
 from ferryman.net.urls import split
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Payload(enum.StrEnum):
-    """Kinds of payload."""
+    """Kinds of payload; the last three are other tools' names of manifests."""
 
     FILE = "file"
     CONTAINER = "container"
@@ -30,6 +30,9 @@ class Payload(enum.StrEnum):
     OBJECT_MANIFEST = "object-manifest"
     MANIFEST_OF_MANIFESTS = "manifest-of-manifests"
     MANIFEST_OF_CONTAINERS = "manifest-of-containers"
+    BATCH_MANIFEST = "batch-manifest"
+    SINGLE_FILE_BATCH_MANIFEST = "single-file-batch-manifest"
+    CONTAINER_BATCH_MANIFEST = "container-batch-manifest"
 
 
 POLL_S: Final = 0.5
@@ -37,7 +40,7 @@ POLL_S: Final = 0.5
 
 KIND_BY_SUFFIX = {
     **dict.fromkeys((".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz"), Payload.CONTAINER),
-    **dict.fromkeys((".csv", ".jsonl", ".ndjson"), Payload.MANIFEST),
+    **dict.fromkeys((".csv", ".jsonl", ".ndjson", ".checkm"), Payload.MANIFEST),
 }
 
 
@@ -57,6 +60,12 @@ Collection = Annotated[
 Submitter = Annotated[str | None, _option("--submitter", "NAME", "Who submits it.")]
 BatchId = Annotated[str | None, _option("--batch-id", "ID", "A batchID of your own: submitted twice, it is one batch.")]
 LocalIds = Annotated[list[str] | None, _option("--local-id", "ID", "Your own id of the object. Repeatable.")]
+PrimaryId = Annotated[str | None, _option("--primary-id", "ID", "The object's permanent id: an ARK.")]
+Mode = Annotated[
+    str | None, _option("--mode", "MODE", "Kept for tools that read it: add, update. Default: add, in the job.")
+]
+SubmissionMode = Annotated[str | None, _option("--submission-mode", "MODE", "Kept for tools that read it.")]
+ResponseType = Annotated[str | None, _option("--response-type", "TYPE", "Kept for tools that read it.")]
 ErcWho = Annotated[str | None, _option("--erc-who", "TEXT", "Who made the object.")]
 ErcWhat = Annotated[str | None, _option("--erc-what", "TEXT", "What it is called; --title is the same.")]
 ErcWhen = Annotated[str | None, _option("--erc-when", "TEXT", "When it was made.")]
@@ -86,6 +95,10 @@ def submit(
     submitter: Submitter = None,
     batch_id: BatchId = None,
     local_id: LocalIds = None,
+    primary_id: PrimaryId = None,
+    mode: Mode = None,
+    submission_mode: SubmissionMode = None,
+    response_type: ResponseType = None,
     erc_who: ErcWho = None,
     erc_what: ErcWhat = None,
     erc_when: ErcWhen = None,
@@ -99,27 +112,34 @@ def submit(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Hand in a batch.
+    """Submit a batch.
 
     A file, a container (zip, tar), a manifest (a list of URLs, CSV or JSON lines), or a manifest of manifests or of
-    containers. The batch waits in the queue until `ferryman intake serve` takes it up; what is printed is its id.
+    containers. The batch waits in the queue until `ferryman intake serve` acquires it; its id is printed.
 
     The lines of a manifest that have one local_id become one job, and a line without any one of its own; of an
     object-manifest all lines are one object.
     """
     longest_s = seconds("--wait", wait)
-    _refuse_bad_names(collection, local_id)
+    _refuse_bad_names(collection, local_id, primary_id)
+    _refuse_bad_response_url(response_url)
     url = payload_url(payload)
     name = Path(unquote(split(url)[1].path)).name
+    payload_type = (kind or KIND_BY_SUFFIX.get(Path(name).suffix.lower(), Payload.FILE)).value
     fields = {
         "profile_name": collection,
         "submitter": submitter,
         "submissionDate": format_time(time.time()),
         "payload_url": url,
-        "payload_type": (kind or KIND_BY_SUFFIX.get(Path(name).suffix.lower(), Payload.FILE)).value,
+        "payload_type": payload_type,
+        "type": kind,
         "payload_file_name": name,
         "batchID": batch_id,
         "local_id": local_id or None,
+        "primary_id": primary_id,
+        "mode": mode,
+        "submission_mode": submission_mode,
+        "response_type": response_type,
         "erc_who": erc_who,
         "erc_what": erc_what if erc_what is not None else title,
         "erc_when": erc_when,
@@ -133,6 +153,7 @@ def submit(
         batch = job_queue.create_batch(submission)
         if not json:
             print_line(batch.id)
+        _note_earlier(batch, submission)
         if longest_s is not None:
             _wait_until_reported(batch, longest_s)
         if json:
@@ -141,6 +162,17 @@ def submit(
             print_line(f"{batch.status}: {batch.message}")
         if longest_s is not None:
             raise typer.Exit(EXIT_CODES.get(batch.status, EXIT_UNFINISHED))
+
+
+def _note_earlier(batch: Batch, submission: dict[str, Any]) -> None:
+    """Say what became of the batch if it was submitted before: its payload may have been corrected since."""
+    if batch.submission.get("submissionDate") == submission["submissionDate"]:
+        return
+    status, message = batch.status, batch.message
+    print_note(
+        f"{batch.id} was submitted before, and is {status}{': ' if message else ''}{message.rstrip('.')}. Nothing was "
+        "submitted. If its payload is another one now, give another --batch-id."
+    )
 
 
 def _check_url(url: str) -> str:
@@ -153,12 +185,24 @@ def _check_url(url: str) -> str:
         raise UsageError(f"submit: {e} Nothing was submitted.") from None
 
 
-def _refuse_bad_names(collection: str | None, local_ids: list[str] | None) -> None:
+def _refuse_bad_response_url(url: str | None) -> None:
+    from ferryman.intake.service.errors import CorruptSubmission
+    from ferryman.intake.service.manifest import check_response_url
+
+    try:
+        if url is not None:
+            check_response_url(url)
+    except CorruptSubmission as e:
+        raise UsageError(f"submit: {e} Nothing was submitted.") from None
+
+
+def _refuse_bad_names(collection: str | None, local_ids: list[str] | None, primary_id: str | None) -> None:
     from ferryman.intake.service.errors import CorruptSubmission
     from ferryman.intake.service.payload import check_name
 
     try:
-        for kind, name in (("collection", collection), *(("local_id", name) for name in local_ids or [])):
+        names = [("collection", collection), ("primary_id", primary_id)]
+        for kind, name in (*names, *(("local_id", name) for name in local_ids or [])):
             if name is not None:
                 check_name(kind, name)
     except CorruptSubmission as e:

@@ -8,12 +8,13 @@ import socket
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from ferryman import crash
 from ferryman.errors import FerrymanError, UsageError, message_of
-from ferryman.intake import Assembly, Job, JobQueue, LockLost, NodeInvalid, StateError
+from ferryman.intake import Assembly, Job, JobQueue, LockLost, NodeInvalid, QueueLost, StateError
 from ferryman.intake import job as inventory
 from ferryman.intake.job import FILES_FOLDER, StoredFile
 from ferryman.intake.nodes import decode_node, format_time, job_path
@@ -51,7 +52,7 @@ def request_bundle(queue: JobQueue, objects: Sequence[str], now: float, *, small
     Raises:
         UsageError: no such job or object was delivered, or its originals were not kept.
     """
-    jobs = [_find_job(queue, name) for name in objects]
+    jobs = list({job.id: job for job in (_find_job(queue, name) for name in objects)}.values())
     size = sum(int(job.store.get("bytes") or 0) for job in jobs)
     queue_size = "small" if size <= small_bytes else "large"
     bytes_ahead = sum(_bytes_of(queue, queue_size, id) for id in queue.list_assemblies(queue_size, "Pending"))
@@ -147,12 +148,13 @@ class BundleConsumer:
             if request.status == "Pending":
                 request.set_status("Processing")  # 1
             self._build(request)
-        except (LockLost, StateError, NodeInvalid, StopRequested):
+        except (LockLost, StateError, QueueLost, StopRequested):
             raise
         except (OSError, ValueError, FerrymanError) as e:
             why = message_of(e)
             self._print_line(f"{request.id}: {why}")
-            request.set_token({**request.token, "status": "Failed"})
+            with suppress(NodeInvalid):  # the token may be what is damaged
+                request.set_token({**request.token, "status": "Failed"})
             request.fail(why)
         finally:
             request.unlock()
@@ -207,7 +209,7 @@ class BundleConsumer:
 
     def _contents(self, token: dict[str, Any]) -> Iterator[tuple[str, Path, StoredFile]]:
         """Yield, for each original, its name in the zip, its path, and its entry in the list of files."""
-        for job_id in token.get("jobs") or []:
+        for job_id in dict.fromkeys(token.get("jobs") or []):  # also if another tool made the request
             job = self._queue.load_job(str(job_id))
             place = inventory.inventory_path(job.path, job.store)
             for stored in inventory.read_inventory(place):

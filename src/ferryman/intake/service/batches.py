@@ -36,7 +36,7 @@ class BatchConsumer:
 
     1. Acquire the batch, which is then locked and in Processing.
     2. Fetch its manifest, check it, and store it in the working space.
-    3. Create a job for each object that has none yet, as told by the ``jobID`` of existing jobs.
+    3. Create a job for each object that has none yet, recognized by the ``jobID`` of existing jobs.
     4. Record in the batch's status node how many jobs there are, which means that all were created.
 
     If a batch in Processing has no such number, its consumer was killed in between, and it is acquired again.
@@ -72,6 +72,7 @@ class BatchConsumer:
         """
         try:
             if not has_all_jobs(batch):
+                self._callback.check(batch.submission)
                 self._create_jobs(batch)
             self._finished.add(batch.id)
         except TransientError as e:

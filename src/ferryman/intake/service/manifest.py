@@ -1,4 +1,5 @@
-"""Manifests: lists of URLs, as CSV with a header or as JSON lines, each with an optional digest, size and local id."""
+"""Manifests: lists of URLs, as CSV with a header, as JSON lines or as Checkm, each with an optional digest, size and
+local id."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -16,7 +18,7 @@ import msgspec
 from ferryman.document import decode_json
 from ferryman.errors import plain_text
 from ferryman.intake.service.errors import CorruptSubmission
-from ferryman.limits import MIB
+from ferryman.limits import KIB, MIB
 from ferryman.net.archives import leads_outside
 from ferryman.net.urls import redact, split
 
@@ -84,11 +86,10 @@ def parse_manifest(text: bytes, base: str) -> list[ManifestRow]:
     Raises:
         CorruptSubmission: it cannot be parsed; names the line.
     """
-    is_json = text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
     rows: list[ManifestRow] = []
     total_values = 0
     try:
-        for number, values in _parse_json(text) if is_json else _parse_csv(text):
+        for number, values in _parser_of(text)(text):
             row = _parse_row(number, values, base)
             total_values += _count_values(row.entry.fields)
             if len(rows) == MANIFEST_LINES:
@@ -103,6 +104,15 @@ def parse_manifest(text: bytes, base: str) -> list[ManifestRow]:
     if not rows:
         raise CorruptSubmission("the manifest names no files.")
     return rows
+
+
+def _parser_of(text: bytes) -> Callable[[bytes], Iterator[tuple[int, Mapping[str, Any]]]]:
+    beginning = text[: 2 * KIB].removeprefix(codecs.BOM_UTF8).lstrip()
+    if beginning.startswith(b"<"):
+        raise CorruptSubmission("the manifest is XML or a web page. Write it as CSV, JSON lines or Checkm.")
+    if beginning.startswith(b"{"):
+        return _parse_json
+    return _parse_checkm if beginning.startswith(b"#%checkm") else _parse_csv
 
 
 def _first_bad_byte(text: bytes) -> int:
@@ -193,6 +203,48 @@ def _parse_csv(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
             yield reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as e:
         raise CorruptSubmission(f"line {reader.line_num} of the manifest is not CSV: {e}.") from None
+
+
+CHECKM_FIELDS: Final[Mapping[str, str]] = {
+    "fileurl": "url",
+    "hashalgorithm": "digest_type",
+    "hashvalue": "digest",
+    "filesize": "size",
+    "filelastmodified": "file_last_modified",
+    "filename": "file_name",
+    "primaryidentifier": "primary_id",
+    "localidentifier": "local_id",
+    "creator": "erc_who",
+    "title": "erc_what",
+    "date": "erc_when",
+    "mimetype": "mime_type",
+}
+"""Name of a field in Checkm manifests, without its prefix and in lower case -> column."""
+
+
+def _parse_checkm(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the rows of a Checkm manifest: ``#%fields | nfo:fileUrl | …``, then a line per file, then ``#%eof``."""
+    lines = _ManifestLines(text, "\n")
+    header = list(CHECKM_FIELDS.values())[:6]
+    for line in lines:
+        number, line = lines.number, line.strip()
+        lines.begin_row()
+        if line.lower() == "#%eof":
+            return
+        cells = [cell.strip() for cell in line.split("|")]
+        if cells[0].lower() == "#%fields":
+            names = [cell.rpartition(":")[2].strip().lower() for cell in cells[1:] if cell]
+            header = [CHECKM_FIELDS.get(name, name) for name in names]
+        if not line or line.startswith("#"):
+            continue
+        if any(cells[len(header) :]):
+            raise CorruptSubmission(f"line {number} of the manifest has more columns than its #%fields.")
+        values = dict(zip(header, cells, strict=False))
+        kind = values.pop("digest_type", "")
+        if kind and values.get("digest"):
+            values["digest"] = f"{kind}:{values['digest']}"
+        yield number, values
+    raise CorruptSubmission("the manifest has no #%eof at its end, so it may be cut off. Write it whole.")
 
 
 def _count_values(values: Any) -> int:
@@ -328,6 +380,18 @@ def check_url(url: str, base: str = "") -> str:
     if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
         raise CorruptSubmission(f"the url {redact(url)} is not a file of this machine. Give it as file:///path.")
     return url
+
+
+def check_response_url(url: str) -> str:
+    """Return the URL if a report can be posted to it.
+
+    Raises:
+        CorruptSubmission: it is not an http or https URL.
+    """
+    with suppress(CorruptSubmission, ValueError):
+        if split(check_url(url))[1].scheme in ("http", "https"):
+            return url
+    raise CorruptSubmission(f"the response_url {redact(url)} is not an http or https URL. Correct it.")
 
 
 def check_digest(text: str) -> str:

@@ -21,6 +21,7 @@ from ferryman.intake.service.manifest import (
     ManifestObject,
     check_digest,
     check_path,
+    check_response_url,
     check_url,
     file_name_of,
     group_by_object,
@@ -95,12 +96,18 @@ def has_payload(submission: Mapping[str, Any]) -> bool:
 
 
 def kind_of(submission: Mapping[str, Any]) -> PayloadKind:
-    """Return the kind of payload of a submission or a job.
+    """Return the kind of payload of a submission or a job, which other tools call its ``type``.
 
     Raises:
         CorruptSubmission: the kind is unknown.
     """
-    named = str(submission.get("payload_type") or "").strip().lower().replace("_", "-").replace(" ", "-")
+    named = (
+        str(submission.get("payload_type") or submission.get("type") or "")
+        .strip()
+        .lower()
+        .replace("_", "-")
+        .replace(" ", "-")
+    )
     if not named:
         if submission.get("manifest_url"):
             return PayloadKind.MANIFEST
@@ -383,13 +390,13 @@ def edit_configuration(job: Job, changes: Mapping[str, str]) -> dict[str, Any]:
                 after.pop(name, None)
     after = {name: value for name, value in after.items() if value != ""}
     try:
-        _check_configuration(after)
+        check_configuration(after)
     except CorruptSubmission as e:
         raise UsageError(f"{job.id}: {e} Nothing was changed.") from None
     return {**after, EDITION: edition_of(before) + 1}
 
 
-def _check_configuration(configuration: Mapping[str, Any]) -> None:
+def check_configuration(configuration: Mapping[str, Any]) -> None:
     """Check a configuration as ``serve`` will do.
 
     Raises:
@@ -401,6 +408,8 @@ def _check_configuration(configuration: Mapping[str, Any]) -> None:
         parse_integer("size", str(configuration["size"]))
     if configuration.get("profile_name"):
         check_name("profile_name", configuration["profile_name"])
+    if configuration.get("response_url"):
+        check_response_url(str(configuration["response_url"]))
     if kind_of(configuration) not in _JOB_KINDS:
         raise CorruptSubmission(f"payload_type: of a job it is one of {', '.join(_JOB_KINDS)}.")
 

@@ -352,7 +352,7 @@ class ProcessingConsumer:
             elif self._jobs is None:
                 job.finish_processing("delivered", identifiers, unlock=True)
             else:
-                self._forget(job)  # another thread goes on with it
+                self._forget(job)  # another thread continues with it
                 values = {} if identifiers is None else {"identifiers": identifiers}
                 self._jobs.advance(job, JobState.PROCESSING, StageResult("delivered", values=values), goes_on=False)
                 crash.point("minted.moved")
@@ -393,7 +393,7 @@ def _ignore_faults() -> Iterator[None]:
     except FerrymanError:
         raise
     except Exception:
-        log.debug("a job cannot be looked at yet", exc_info=True)
+        log.debug("the files of a job cannot be listed yet", exc_info=True)
 
 
 def _join_first(texts: list[str], separator: str) -> str:

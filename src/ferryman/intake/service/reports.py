@@ -22,9 +22,9 @@ from ferryman.errors import DeliveryError, PermanentError, TransientError, Usage
 from ferryman.intake.service import fetch
 from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.hosts import SlowHosts
-from ferryman.intake.service.manifest import check_url
+from ferryman.intake.service.manifest import check_response_url
 from ferryman.net import http, urls
-from ferryman.net.allowed_addresses import NOTHING_PRIVATE, Reach
+from ferryman.net.allowed_addresses import NOTHING_PRIVATE, NotAllowed, Reach
 from ferryman.net.http import expand_variables
 from ferryman.net.urls import redact
 
@@ -71,6 +71,25 @@ class Callback:
         self._key = signing_key(secret, "--report-secret")
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
 
+    def check(self, submission: Mapping[str, Any]) -> None:
+        """Check that reports may be posted to the ``response_url`` of a submission or a job, before its work is done.
+        A host that is not known now may be known later.
+
+        Raises:
+            CorruptSubmission: it is not an http or https URL, or leads where it may not.
+        """
+        url = str(submission.get("response_url") or "")
+        if not url:
+            return
+        _, parts = urls.split(check_response_url(url))
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            self._reach.addresses(parts.hostname or "", port)
+        except NotAllowed as e:
+            raise CorruptSubmission(f"the response_url {redact(url)}: {e}") from None
+        except (OSError, UnicodeError):
+            return
+
     def send(self, submission: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
         """Post to the ``response_url`` of a submission or a job. Returns False if there is none.
 
@@ -83,8 +102,7 @@ class Callback:
         url = str(submission.get("response_url") or "")
         if not url:
             return False
-        if not _is_http_url(url):
-            raise CorruptSubmission(f"the response_url {redact(url)} is not an http or https URL. Correct it.")
+        check_response_url(url)
         body = msgspec.json.encode(dict(content))
         fetch.retry(lambda: self._post(url, body, str(content.get("id") or "")), self._tries, self._pause_s, self._stop)
         return True
@@ -109,13 +127,6 @@ class Callback:
     @cached_property
     def _pool(self) -> PoolManager:
         return http.pool(self._reach, 4)
-
-
-def _is_http_url(url: str) -> bool:
-    try:
-        return urls.split(check_url(url))[1].scheme in ("http", "https")
-    except CorruptSubmission:
-        return False
 
 
 MAIL_TIMEOUT_S: Final = 10.0
@@ -323,9 +334,13 @@ class BatchReports:
     """Sends reports of batches by all channels: once by each channel, even if another one has to be tried again."""
 
     def __init__(self, callback: Callback, mail: Mail | None) -> None:
-        self._mail = mail
+        self._callback, self._mail = callback, mail
         self._channels: list[Callback | Mail] = [callback, *([mail] if mail else [])]
         self._sent: dict[str, set[int]] = {}
+
+    def check(self, submission: Mapping[str, Any]) -> None:
+        """Check the channels that a submission names. Raises as ``Callback.check``."""
+        self._callback.check(submission)
 
     def with_callback(self, callback: Callback) -> BatchReports:
         """Return a sender with another callback; both know what the other has sent."""

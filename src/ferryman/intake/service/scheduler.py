@@ -4,7 +4,7 @@ An *item* is a job, batch or access request. A *lane* holds the items of one kin
 state: those that are ready, locked, the most urgent first; and those that are to be tried again later, unlocked, so
 that operators and other servers can act on them meanwhile. A free thread
 
-1. looks into the queue for one more item of the lane, if there may be any, and adds it;
+1. polls the queue for one more item of the lane, if there may be any, and adds it;
 2. takes the lane's most urgent item; acquires it again if it is one that was to be tried again;
 3. works on it if the lane is open, and otherwise unlocks it.
 
@@ -12,7 +12,7 @@ So a more urgent item in the queue is never passed over for one that waits here.
 it was given, so that no kind of work can hold up another one. Items that need a slow host wait, unlocked, for a lane of
 their own.
 
-Nothing is looked for while nothing can have changed: a lane's watch reports changes by anybody.
+A lane is not polled while nothing can have changed: its watch reports changes by anybody.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ log = logging.getLogger("ferryman.intake")
 
 PrintLine = Callable[[str], None]
 
-LOOK_PAUSE_S: Final = 0.05
-"""Least number of seconds from a look that found nothing to the next one; the first change is seen at once."""
+POLL_PAUSE_S: Final = 0.05
+"""Minimum seconds from a poll that found nothing to the next one; the first change is seen at once."""
 
 OWN_MOVES_PAUSE_S: Final = 1.0
-"""Least number of seconds between two looks if this process itself has moved items into or out of the lane since: the
-watch then says nothing about others."""
+"""Minimum seconds between two polls if this process itself has moved items into or out of the lane since then: the
+watch fires for its own moves, too, and so says nothing about others."""
 
 QUIET_POLL_S: Final = 2.0
-"""Seconds from a look that found nothing to the next one although the watch has not fired, since a lock that ends with
+"""Seconds from a poll that found nothing to the next one even if the watch has not fired, since a lock that ends with
 its process does not trigger it."""
 
 EMPTY_POLL_S: Final = 60.0
-"""Seconds from a look that found nothing to the next one in a lane that is empty."""
+"""Seconds from a poll that found nothing to the next one in a lane that is empty."""
 
 ERROR_PAUSE_S: Final = 0.5
 """Seconds for which a lane pauses after an item was taken away, so that the same message is not repeated a thousand
@@ -57,7 +57,7 @@ times."""
 
 LONGEST_WAIT_S: Final = 10.0
 """Longest pause between two attempts of an item that cannot be worked on yet, unless its first one was longer. Pauses
-double until then, since each attempt acquires the item anew: a thousand jobs that wait for space cost a hundred
+double until then, since each attempt acquires the item again: a thousand jobs that wait for space cost a hundred
 acquisitions a second."""
 
 QUEUE_LOST_RETRY_S: Final = 1.0
@@ -74,11 +74,11 @@ class LaneWatch(NamedTuple):
     """How a lane learns that there may be items in the queue."""
 
     watch: Callable[[Callable[[], None]], Watch] | None = None
-    """Watches the queue, and calls the given function when it may have changed; None: look every ``poll_s``."""
+    """Watches the queue, and calls the given function when it may have changed; None: poll every ``poll_s``."""
     is_empty: Callable[[], bool] = lambda: False
     """Returns whether there is nothing, locked or not; this stays so until the watch fires."""
     poll_s: float = QUIET_POLL_S
-    """Seconds from a look that found nothing to the next one, unless the watch fires."""
+    """Seconds from a poll that found nothing to the next one, unless the watch fires."""
 
 
 class WorkLane:
@@ -87,7 +87,7 @@ class WorkLane:
     Args:
         threads: number of items that are worked on at once.
         acquire: acquires the most urgent item in the queue, except those with the ids in its argument; returns None if
-            there is none. Items that nobody can hand over may be anything.
+            there is none. An item needs an id and a lock only if its work may raise ``TryLater``.
         work: works on an item, and unlocks it or hands it on. After ``TryLater`` it is tried again, after ``SlowHost``
             in the lane ``slow``; after any other exception the scheduler unlocks it.
         is_open: returns whether items can be worked on at all now; called before each one.
@@ -112,16 +112,16 @@ class WorkLane:
         self.waiting: list[tuple[float, Any, int, Any]] = []
         """Heap of (time of the next attempt, urgency, number, item) of items that are not locked meanwhile."""
         self.waiting_ids: set[str] = slow.waiting_ids if slow else set()
-        """Ids of items that wait here or in ``slow``; looks skip them."""
+        """Ids of items that wait here or in ``slow``; polls skip them."""
         self.attempts: dict[str, int] = slow.attempts if slow else {}
         """Id of an item that was to be tried again -> number of attempts so far."""
         self.busy = 0
-        self.is_looking = False
-        self.look_at = NEVER if acquire is None else 0.0
-        self.looked_at = -OWN_MOVES_PAUSE_S
-        """Time of the last look that found nothing."""
+        self.is_polling = False
+        self.poll_at = NEVER if acquire is None else 0.0
+        self.polled_at = -OWN_MOVES_PAUSE_S
+        """Time of the last poll that found nothing."""
         self.has_own_moves = False
-        """Whether this process has moved items into or out of the lane since the last look."""
+        """Whether this process has moved items into or out of the lane since the last poll."""
         self.is_changed = True
         """Whether the watch has fired, or there is none yet."""
         self.watch: Watch | None = None
@@ -131,11 +131,11 @@ class WorkLane:
         """Return the time from which a thread can do something here."""
         if self.ready:
             return 0.0
-        return min(self.waiting[0][0] if self.waiting else NEVER, NEVER if self.is_looking else self.look_at)
+        return min(self.waiting[0][0] if self.waiting else NEVER, NEVER if self.is_polling else self.poll_at)
 
-    def earliest_look(self) -> float:
-        """Return the earliest time of a look for a change that the watch has reported."""
-        return self.looked_at + (OWN_MOVES_PAUSE_S if self.has_own_moves else LOOK_PAUSE_S)
+    def earliest_poll(self) -> float:
+        """Return the earliest time of a poll for a change that the watch has reported."""
+        return self.polled_at + (OWN_MOVES_PAUSE_S if self.has_own_moves else POLL_PAUSE_S)
 
 
 class Scheduler:
@@ -225,7 +225,7 @@ class Scheduler:
         """Unlock an item, and try it again: after the time that the error names, which doubles with each attempt, or
         when a thread for slow hosts is free."""
         with self._changed:
-            lane.waiting_ids.add(item.id)  # before it is unlocked, so that no look finds it
+            lane.waiting_ids.add(item.id)  # before it is unlocked, so that no poll finds it
             if isinstance(error, SlowHost) and lane.slow is not None:
                 lane, at = lane.slow, 0.0
             else:
@@ -239,11 +239,12 @@ class Scheduler:
                 self._notify(lane, lane.next_at())
 
     def wake(self, lane: WorkLane, *, at_once: bool = False) -> None:
-        """Look for items of a lane, since there may be some. ``at_once``: even right after a look that found none."""
+        """Poll the queue for items of a lane, since there may be some. ``at_once``: even right after a poll that found
+        none."""
         with self._changed:
             before = lane.next_at()
             lane.is_changed = True
-            lane.look_at = 0.0 if at_once else min(lane.look_at, lane.earliest_look())
+            lane.poll_at = 0.0 if at_once else min(lane.poll_at, lane.earliest_poll())
             if lane.next_at() < before:
                 self._notify(lane, lane.next_at())
 
@@ -298,8 +299,8 @@ class Scheduler:
         return None
 
     def _notify_next(self, now: float, waiting: list[tuple[float, WorkLane]]) -> None:
-        """Wake another thread if there is more to do now, or nobody minds the time of what is next."""
-        at = min((lane.next_at() for _, lane in waiting if lane.busy < lane.threads), default=NEVER)
+        """Wake another thread if there is more to do now, or if no idle thread waits for the time of what is next."""
+        at = min((at for at, lane in waiting if lane.busy < lane.threads), default=NEVER)
         if at <= now or at < self._timer_at:
             self._changed.notify()
 
@@ -308,7 +309,7 @@ class Scheduler:
         threading.current_thread().name = f"intake {lane.name}"
         item = None
         try:
-            if self.begin_look(lane):
+            if self.begin_poll(lane):
                 self._add_found(lane, self._acquire(lane))
             item = self._take_next(lane)
             if item is None:
@@ -338,17 +339,17 @@ class Scheduler:
         self.pause(lane, pause_s)
 
     def pause(self, lane: WorkLane, seconds: float) -> None:
-        """Do not look for items of a lane for some seconds; then do."""
+        """Do not poll for items of a lane for some seconds; then do."""
         with self._changed:
-            lane.is_looking, lane.is_changed = False, True
-            lane.look_at = self._clock() + seconds
+            lane.is_polling, lane.is_changed = False, True
+            lane.poll_at = self._clock() + seconds
 
-    def begin_look(self, lane: WorkLane) -> bool:
-        """Return whether the caller is to look for an item of a lane now, and to call ``end_look`` then."""
+    def begin_poll(self, lane: WorkLane) -> bool:
+        """Return whether the caller is to poll for an item of a lane now, and then to call ``end_poll``."""
         with self._changed:
-            if lane.is_looking or lane.look_at > self._clock():
+            if lane.is_polling or lane.poll_at > self._clock():
                 return False
-            lane.is_looking, lane.look_at = True, NEVER
+            lane.is_polling, lane.poll_at = True, NEVER
             was_changed, lane.is_changed, lane.has_own_moves = lane.is_changed, False, False
         if lane.watching.watch is None:
             return True
@@ -357,28 +358,28 @@ class Scheduler:
                 lane.watch.close()
             lane.watch = lane.watching.watch(lambda: self.wake(lane))
         elif lane.watching.is_empty():
-            self.end_look(lane, EMPTY_POLL_S)
+            self.end_poll(lane, EMPTY_POLL_S)
             return False
         return True
 
-    def end_look(self, lane: WorkLane, poll_s: float) -> None:
-        """End a look after which there is none for ``poll_s`` seconds, unless something changes."""
+    def end_poll(self, lane: WorkLane, poll_s: float) -> None:
+        """End a poll; the next one is in ``poll_s`` seconds, or when something changes."""
         with self._changed:
-            lane.is_looking, lane.looked_at = False, self._clock()
-            if lane.look_at:  # it was not woken for a look at once
-                lane.look_at = lane.looked_at + poll_s if lane.look_at == NEVER else lane.earliest_look()
+            lane.is_polling, lane.polled_at = False, self._clock()
+            if lane.poll_at:  # it was not woken for a poll at once
+                lane.poll_at = lane.polled_at + poll_s if lane.poll_at == NEVER else lane.earliest_poll()
 
     def _acquire(self, lane: WorkLane) -> Any:
         assert lane.acquire is not None
         return lane.acquire(lane.waiting_ids) if lane.is_open() else None
 
     def _add_found(self, lane: WorkLane, item: Any) -> None:
-        """End a look. If an item was found, there may be more."""
+        """End a poll. If an item was found, there may be more."""
         if item is None:
-            self.end_look(lane, lane.watching.poll_s)
+            self.end_poll(lane, lane.watching.poll_s)
             return
         with self._changed:
-            lane.is_looking, lane.look_at = False, 0.0
+            lane.is_polling, lane.poll_at = False, 0.0
             heapq.heappush(lane.ready, (getattr(item, "urgency", 0), next(self._numbers), item))
             self._notify(lane, 0.0)
 
@@ -400,11 +401,11 @@ class Scheduler:
             self._forget_attempts(lane, item)
 
     def _put_back(self, lane: WorkLane, item: Any) -> None:
-        """Unlock an item of a lane that is not open, and look for it again soon."""
+        """Unlock an item of a lane that is not open, and poll for it again soon."""
         _unlock(item)
         with self._changed:
             if lane.acquire is not None:
-                lane.look_at = min(lane.look_at, self._clock() + QUIET_POLL_S)
+                lane.poll_at = min(lane.poll_at, self._clock() + QUIET_POLL_S)
 
     def _forget_attempts(self, lane: WorkLane, item: Any) -> None:
         with self._changed:

@@ -41,7 +41,7 @@ POLL_S: Final = 0.5
 """Seconds between two searches for batches whose report is due, and between two checks whether everything is done."""
 
 IDLE_POLL_S: Final = 2.0
-"""Seconds between two looks for pending work of the plan while no job is in Processing."""
+"""Seconds between two polls for pending work of the plan while no job is in Processing."""
 
 STANDBY_POLL_S: Final = 2.0
 """Seconds between two attempts to open a plan's state that another process holds; this process takes over when that one

@@ -87,7 +87,7 @@ class Serving:
     ) -> list[JobStage]:
         """Return the stages of all states except Processing, in order."""
         return [
-            Pending(work, fetcher, self.job_time_s),
+            Pending(work, fetcher, callback, self.job_time_s),
             Estimating(work, fetcher),
             Provisioning(queue, work, print_line, self.full),
             Downloading(work, fetcher, stop, time_s=self.job_time_s, full=self.full),

@@ -99,15 +99,17 @@ class JobStage:
 
 
 class Pending(JobStage):
-    """Reads the manifest into the working space. A corrupt manifest fails the job permanently."""
+    """Checks what was submitted, and reads the manifest into the working space. A corrupt one fails the job
+    permanently."""
 
     state: ClassVar[JobState] = JobState.PENDING
 
-    def __init__(self, work: Workspace, fetcher: Fetcher, time_s: float = 0.0) -> None:
-        self._work, self._fetcher, self._time_s = work, fetcher, time_s
+    def __init__(self, work: Workspace, fetcher: Fetcher, callback: Callback, time_s: float = 0.0) -> None:
+        self._work, self._fetcher, self._callback, self._time_s = work, fetcher, callback, time_s
 
     def work(self, job: Job) -> StageResult:
         refuse_bad_names(job)
+        self._callback.check(job.configuration)
         files = len(entries_of(job, self._work, self._fetcher.with_deadline(self._time_s)))
         crash.point("job.listed")
         return StageResult(f"{files} {'file' if files == 1 else 'files'}")
@@ -226,12 +228,12 @@ class Downloading(JobStage):
         entries = entries_of(job, self._work, fetcher)
         self._work.files(job.id).mkdir(parents=True, exist_ok=True)
         try:
-            files, fetched = self._fetch(job, entries, fetcher)  # 1
+            files, fetched, note = self._fetch(job, entries, fetcher)  # 1
         except OutOfSpace:
             self._work.drop(job.id)
             raise
         size = sum(each.size for each in files)
-        message = f"{len(files)} {'file' if len(files) == 1 else 'files'}, {size} bytes"
+        message = f"{len(files)} {'file' if len(files) == 1 else 'files'}, {size} bytes{note}"
         folder = self._work.job(job.id)
         values = inventory.inventory_values(folder / inventory.INVENTORY_NAME, files)
         return StageResult(
@@ -243,15 +245,17 @@ class Downloading(JobStage):
 
     def _fetch(
         self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher
-    ) -> tuple[list[StoredFile], list[FetchedFile]]:
-        """Return the job's files, and those of them that still have to be published."""
+    ) -> tuple[list[StoredFile], list[FetchedFile], str]:
+        """Return the job's files, those of them that still have to be published, and what to add to the message."""
         budget = SpaceBudget(self._work, self._full, job.space_needed)
         fetcher = fetcher.with_reservation(budget.reserve)
         if is_container(job):
-            return self._fetch_and_unpack(job, entries, fetcher, budget), []
+            files, left_out = self._fetch_and_unpack(job, entries, fetcher, budget)
+            return files, [], f"; {left_out} files of the macOS Finder are left out" if left_out else ""
         fetched = self._fetch_files(job, entries, fetcher)
         pairs = zip(entries, fetched, strict=True)
-        return [StoredFile(e.path, one.content.size, one.content.sha256, e.url, e.fields) for e, one in pairs], fetched
+        files = [StoredFile(e.path, one.content.size, one.content.sha256, e.url, e.fields) for e, one in pairs]
+        return files, fetched, ""
 
     def _steps(
         self, job: Job, folder: Path, files: list[StoredFile], fetched: list[FetchedFile]
@@ -290,18 +294,19 @@ class Downloading(JobStage):
 
     def _fetch_and_unpack(
         self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher, budget: SpaceBudget
-    ) -> list[StoredFile]:
+    ) -> tuple[list[StoredFile], int]:
+        """Return the files of the container, and how many were left out."""
         (entry,) = entries
         container = self._work.job(job.id) / CONTAINER_FILE
         fetcher.fetch_file(entry.url, container, entry.digest, entry.size)
         folder = self._work.files(job.id)
-        workspace.unpack(container, folder, self._raise_if_stopping, name=entry.path, reserve=budget.reserve)
+        left_out = workspace.unpack(container, folder, self._raise_if_stopping, name=entry.path, reserve=budget.reserve)
         disk.fsync_tree(folder)
         files = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             checked_file = check_file(entry.url, path, "", None)
             files.append(StoredFile(path.relative_to(folder).as_posix(), *checked_file, entry.url, entry.fields))
-        return files
+        return files, left_out
 
     def _raise_if_stopping(self) -> None:
         if self._stop.is_set():

@@ -40,7 +40,7 @@ FULL_DISK_RETRY_S: Final = 10.0
 """Seconds until a job is tried again after the disk was full."""
 
 RESERVE_JOBS: Final = 2
-"""Jobs a thread that may wait, locked, for the threads of a state: enough that none of them has to look for its next
+"""Jobs a thread that may wait, locked, for the threads of a state: enough that none of them has to poll for its next
 job, few enough that other servers get the rest, and that little waits for its lock to end after a kill. Not in
 Processing, where at most as many are locked as share a turn."""
 
@@ -58,7 +58,7 @@ class _Place(NamedTuple):
 class JobWorker:
     """Works on the jobs of all states but Processing, in lanes of a scheduler.
 
-    A job that has moved to its next state keeps its lock if possible: the thread that has moved it goes on with it if
+    A job that has moved to its next state keeps its lock if possible: the thread that has moved it continues with it if
     the next work is quick; otherwise it waits in the lane of that state. If too many wait there, it is unlocked, and
     whoever has time acquires the most urgent one.
     """
@@ -90,7 +90,7 @@ class JobWorker:
             return
         yield from taken
         count -= len(taken)
-        if not count or not self._scheduler.begin_look(self.processing):
+        if not count or not self._scheduler.begin_poll(self.processing):
             return
         found = 0
         try:
@@ -100,7 +100,7 @@ class JobWorker:
                 if self._scheduler.stop.is_set():
                     return
         finally:
-            self._scheduler.end_look(self.processing, QUIET_POLL_S if found < count else 0.0)
+            self._scheduler.end_poll(self.processing, QUIET_POLL_S if found < count else 0.0)
 
     def wait_for_processing(self, timeout_s: float) -> bool:
         """Wait until there may be a job in Processing, or the end; at most ``timeout_s`` seconds. Returns whether one

@@ -261,10 +261,11 @@ def unpack(
     unpacked_bytes: int = limits.UNPACK_FILES_BYTES,
     ratio: float = limits.UNPACK_RATIO,
     reserve: Callable[[int], None] = lambda size: None,
-) -> None:
+) -> int:
     """Unpack a container into a folder, which is emptied first. After a kill it starts again.
 
-    The files are not durable yet; ``disk.fsync_tree`` makes all of them durable at once.
+    The files are not durable yet; ``disk.fsync_tree`` makes all of them durable at once. Returns how many files of the
+    macOS Finder were left out.
 
     Args:
         check_stop: called regularly; may raise to end the unpacking.
@@ -283,11 +284,15 @@ def unpack(
     folder.mkdir(parents=True)
     budget = Budget(path.stat().st_size, members, unpacked_bytes, ratio, limits.UNPACK_FREE_BYTES, _LIMIT_MESSAGES)
     paths: set[str] = set()
+    left_out = 0
     try:
         if not archives.is_archive(path.open("rb", buffering=0)):
             raise CorruptSubmission("it is neither zip nor tar.")
         for member in archives.members(path.open("rb", buffering=0), budget):
             check_stop()
+            if _is_of_finder(member.path):
+                left_out += 1
+                continue
             path_in_folder = _member_path(member)
             if path_in_folder in paths:
                 raise CorruptSubmission(f"it has {path_in_folder[:200]!r} twice.")
@@ -306,6 +311,13 @@ def unpack(
         raise CorruptSubmission(f"{label}: is broken: {str(e)[:200]}. Pack it again.") from None
     if not paths:
         raise CorruptSubmission(f"{label}: there are no files in it.")
+    return left_out
+
+
+def _is_of_finder(path: str) -> bool:
+    """Return whether the macOS Finder added this member: attributes below ``__MACOSX``, or a folder's view."""
+    parts = path.split("/")
+    return parts[0] == "__MACOSX" or parts[-1] == ".DS_Store"
 
 
 def _member_path(member: Member) -> str:
