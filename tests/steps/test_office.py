@@ -13,7 +13,7 @@ from ferryman import limits, steps
 from ferryman.document import Document
 from ferryman.errors import BadDocument
 from ferryman.steps import formats
-from ferryman.steps.formats import DOCX, ODS, ODT, PPTX, XLSB, XLSX, Content, kind_of, load_reader, office
+from ferryman.steps.formats import DOCX, ODS, ODT, PPTX, XLSB, XLSX, Content, kind_of, load_reader, spreadsheets
 from tests.steps import corpus
 
 REPORTS = corpus.FILES.parent / "reports"
@@ -500,7 +500,7 @@ def test_parts_of_binary_workbooks_that_are_not_read_are_named(
     part: str, unread: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Comments and shapes are binary there, too; calamine, which is left out here, reads the cells."""
-    monkeypatch.setattr(office, "_workbook", lambda raw, unread, beside: Content("One", dict(unread.fields)))
+    monkeypatch.setattr(spreadsheets, "_workbook", lambda raw, unread, beside: Content("One", dict(unread.fields)))
     raw = package("xlsb", "xl/workbook.bin", {"xl/workbook.bin": "", part: ""})
 
     assert kind_of(raw) == XLSB

@@ -13,7 +13,7 @@ from ferryman.document import Document
 from ferryman.errors import BadDocument
 from ferryman.steps.formats import MSG, XLS, kind_of
 from ferryman.steps.formats.mail import msg
-from ferryman.steps.formats.office import xls
+from ferryman.steps.formats.spreadsheets import xls
 from tests.steps import corpus
 
 REPORTS = corpus.FILES.parent / "reports"
