@@ -30,6 +30,7 @@ from ferryman.steps.formats import (
     load_reader,
     one_line,
 )
+from ferryman.steps.formats.numbering import OdfLists, WordParagraphs
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -67,17 +68,29 @@ def docx(raw: bytes, depth: int = 0) -> Content:
     main = main_part(package, *stated, "word/document.xml")
     if not main:
         raise Unreadable("it has no main part: the file is broken. Save it again")
-    text = OfficePart(package, main, unread, depth).text()
+    word = _word_paragraphs(package, main)
+    body = OfficePart(package, main, unread, depth, word)
+    text = body.text()
     beside = []
     for kind in _BESIDE:
         found = [each.target for each in package.relations(main) if each.kind == kind]
         found += [part for part, type_ in types.items() if type_.endswith(f".{kind}+xml")]
         for part in each_once(found):
             if part in package:
-                beside.append(OfficePart(package, part, unread, depth).text())
+                word.start_again()
+                beside.append(OfficePart(package, part, unread, depth, word).text())
             else:
                 unread.add(kind if kind.endswith("s") else f"{kind}s")
-    return _office_content(package, [text, *each_once(beside)], unread)
+    content = _office_content(package, [text, *each_once(beside)], unread)
+    content.outline = body.outline
+    return content
+
+
+def _word_paragraphs(package: Package, main: str) -> WordParagraphs:
+    """Return the styles and lists of a DOCX."""
+    parts = {each.kind: each.target for each in package.relations(main) if each.target in package}
+    roots = (package.xml(parts[kind]) if kind in parts else None for kind in ("styles", "numbering"))
+    return WordParagraphs(*roots)
 
 
 def pptx(raw: bytes) -> Content:
@@ -166,12 +179,21 @@ class OfficePart:
     Args:
         unread: where what is left out is added.
         depth: number of parts that this one is inserted into.
+        word: styles and lists of its paragraphs.
+
+    Attributes:
+        outline: level and first line of each heading that was read so far, but those in tables.
     """
 
     is_odf: ClassVar[bool] = False
 
-    def __init__(self, package: Package, name: str, unread: Unread, depth: int = 0) -> None:
+    def __init__(
+        self, package: Package, name: str, unread: Unread, depth: int = 0, word: WordParagraphs | None = None
+    ) -> None:
         self._package, self._name, self._unread, self._depth = package, name, unread, depth
+        self._word = word
+        self._cell_depth = 0
+        self.outline: list[tuple[int, str]] = []
         self._relations = {each.id: each for each in package.relations(name)}
         if any(each.kind in EMBEDDED for each in self._relations.values()):
             unread.add("embedded files")
@@ -209,8 +231,10 @@ class OfficePart:
                 yield from self._blocks(element)
 
     def _cells(self, row: _Element) -> Iterator[str]:
+        self._cell_depth += 1
         for cell in _nearest(row, _CELLS):
             yield in_row(" ".join(self._blocks(cell)))
+        self._cell_depth -= 1
 
     def _insertion(self, kind: str, element: _Element) -> Iterator[str]:
         """Yield the text of what an element inserts: a document, a chart, SmartArt, or WordArt."""
@@ -255,15 +279,24 @@ class OfficePart:
             self._unread.add(unread)
         if content.parts:
             self._unread.add("attachments")
+        self.outline += content.outline
         yield content.text
 
     def _paragraph(self, element: _Element) -> Iterator[str]:
         """Yield a paragraph's text, then the paragraphs anchored in it: text boxes, notes, charts."""
         anchored: list[_Element] = []
+        label, level = self._describe(element)
         if text := "".join(self._runs(element, anchored)).strip():
+            text = f"{label} {text}".lstrip()
+            if level and not self._cell_depth:
+                self.outline.append((level, text.partition("\n")[0]))
             yield text
         for each in anchored:
             yield from self._anchored(each)
+
+    def _describe(self, element: _Element) -> tuple[str, int]:
+        """Return the number that is shown before a paragraph, and its level in the outline, 0 for none."""
+        return ("", 0) if self._word is None else self._word.describe(element)
 
     def _anchored(self, element: _Element) -> Iterator[str]:
         yield from self._block(element) if local_name(element) in _INSERTIONS else self._blocks(element)
@@ -303,6 +336,9 @@ _INSERTIONS: Final = frozenset({"altChunk", "chart", "relIds", "textpath"})
 
 _INSERTABLE: Final = (HTML, MAIL, RTF, PLAIN, MARKDOWN)
 """Kinds of inserted documents that are read, beside DOCX."""
+
+_OUTLINE: Final = 10
+"""Levels of an outline in OpenDocument."""
 
 _SPACES: Final = 9999
 """Most spaces that one element may stand for: no line has ten thousand."""
@@ -349,7 +385,8 @@ def odf(raw: bytes) -> Content:
     if "META-INF/manifest.xml" in package and b"encryption-data" in package.read("META-INF/manifest.xml"):
         raise Unreadable("it is encrypted. Save it without a password")
     root = _strip_unseen(package.xml("content.xml"))
-    reader = _OdfPart(package, "content.xml", unread)
+    lists = OdfLists(package.xml("styles.xml") if "styles.xml" in package else None, root)
+    reader = _OdfPart(package, "content.xml", unread, lists)
     fields = dublin_core_fields(package.xml("meta.xml")) if "meta.xml" in package else {}
     book = next(root.iter("{*}spreadsheet"), None)
     if book is not None:
@@ -360,14 +397,15 @@ def odf(raw: bytes) -> Content:
         texts = ["\n\n".join(reader.blocks(root))]
         if slides := sum(1 for _ in root.iter("{*}page")):
             fields["pages"] = slides
+    outline = reader.outline
     texts += [in_row("".join(map(str, each.itertext()))) for each in root.iter("{*}header-decl", "{*}footer-decl")]
     if "styles.xml" in package:
         used = None if next(root.iter(_ODT_BODY), None) is not None else _used_masters(root)
-        texts += each_once(_OdfPart(package, "styles.xml", unread).masters(used))
+        texts += each_once(_OdfPart(package, "styles.xml", unread, lists).masters(used))
     text = "\n\n".join(each for each in texts if each)
     if not text and package.has_pictures:
         unread.add("pictures")
-    return Content(text, fields | unread.fields)
+    return Content(text, fields | unread.fields, outline=outline)
 
 
 def _used_masters(root: _Element) -> set[str]:
@@ -377,17 +415,42 @@ def _used_masters(root: _Element) -> set[str]:
 
 
 class _OdfPart(OfficePart):
-    """The text of a part of an OpenDocument file."""
+    """The text of a part of an OpenDocument file.
+
+    Args:
+        lists: the lists of the file, with their numbers.
+    """
 
     is_odf = True
 
-    def __init__(self, package: Package, name: str, unread: Unread) -> None:
+    def __init__(self, package: Package, name: str, unread: Unread, lists: OdfLists) -> None:
         super().__init__(package, name, unread)
+        self._lists = lists
+        self._label = ""
+        """Number of the item that is read, until its first paragraph."""
         self._cells_left, self._characters_left = limits.EXTRACT_CELLS, limits.EXTRACT_TEXT_BYTES
 
     def blocks(self, root: _Element) -> Iterator[str]:
         """Yield the blocks of a text, or of slides."""
         return self._blocks(root)
+
+    def _block(self, element: _Element) -> Iterator[str]:
+        if local_name(element) != "list":
+            yield from super()._block(element)
+            return
+        self._lists.begin(element)
+        for each in element:
+            self._label = self._lists.label_of_item(each) if local_name(each) == "list-item" else ""
+            yield from self._blocks(each)
+        self._label = ""
+        self._lists.end()
+
+    def _describe(self, element: _Element) -> tuple[str, int]:
+        label, self._label = self._label, ""
+        if local_name(element) != "h":
+            return label, 0
+        level = _count(element, "outline-level", _OUTLINE)
+        return self._lists.label_of_heading(element, level) or label, level
 
     def masters(self, used: set[str] | None) -> list[str]:
         """Return the texts of headers and footers, or of the shapes that masters show on slides; of all masters, or of

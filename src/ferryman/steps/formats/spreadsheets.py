@@ -57,12 +57,55 @@ def xlsx(raw: bytes) -> Content:
 
 def xlsb(raw: bytes) -> Content:
     """Read a binary workbook of Excel 2007 and later."""
-    unread = Unread()
-    parts = Package(raw).names
+    unread, package = Unread(), Package(raw)
+    parts = package.names
+    _check_sheets(package)
     for mark, what in (("comments", "comments"), ("/drawings/drawing", "drawings"), ("/embeddings/", "embedded files")):
         if any(mark in part for part in parts):
             unread.add(what)
     return _workbook(raw, unread, {})
+
+
+_SHEET_RECORD: Final = 156
+"""Number of the record in a binary workbook that names a sheet (BrtBundleSh in [MS-XLSB])."""
+_SHEET_STATE_BYTES: Final = 8
+
+
+def _check_sheets(package: Package) -> None:
+    """Refuse a binary workbook with records of sheets that calamine does not understand: test versions of Excel 2007
+    wrote others.
+
+    Raises:
+        Unreadable: a sheet has no part.
+    """
+    book = main_part(package, "xl/workbook.bin")
+    known = {each.id for each in package.relations(book)}
+    for number, record in _records(package.read(book)):
+        if number == _SHEET_RECORD:
+            size = struct.unpack_from("<I", record, _SHEET_STATE_BYTES)[0] if len(record) >= 12 else 0
+            start = _SHEET_STATE_BYTES + 4
+            if record[start : start + 2 * size].decode("utf-16-le", "replace") not in known:
+                raise Unreadable(
+                    "it has a sheet without content: it is of a test version of Excel 2007, or broken. Save it again"
+                )
+
+
+def _records(stream: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the records of a part of a binary workbook: their numbers and contents."""
+    at = 0
+    while at + 2 <= len(stream):
+        number, at = stream[at], at + 1
+        if number & 0x80:
+            number, at = number & 0x7F | stream[at] << 7, at + 1
+        size = shift = 0
+        while at < len(stream):
+            byte, at = stream[at], at + 1
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80 or shift > 21:
+                break
+        yield number, stream[at : at + size]
+        at += size
 
 
 def xls(raw: bytes) -> Content:
