@@ -494,6 +494,7 @@ def test_shared_strings_in_another_place() -> None:
         ("xl/drawings/drawing1.xml", ["drawings"]),
         ("xl/embeddings/a.docx", ["embedded files"]),
         ("xl/worksheets/sheet1.bin", []),
+        ("xl/worksheets/sheet9.bin", ["error values"]),
     ],
 )
 def test_parts_of_binary_workbooks_that_are_not_read_are_named(
@@ -501,7 +502,8 @@ def test_parts_of_binary_workbooks_that_are_not_read_are_named(
 ) -> None:
     """Comments and shapes are binary there, too; calamine, which is left out here, reads the cells."""
     monkeypatch.setattr(spreadsheets, "_workbook", lambda raw, unread, beside: Content("One", dict(unread.fields)))
-    raw = package("xlsb", "xl/workbook.bin", {"xl/workbook.bin": "", part: ""})
+    content = b"\x03\x05abcde\x0b\x80\x01" if "sheet9" in part else b""  # an error; a formula that breaks off
+    raw = package("xlsb", "xl/workbook.bin", {"xl/workbook.bin": "", part: content})
 
     assert kind_of(raw) == XLSB
     assert content_of(raw).fields.get("unread", []) == unread

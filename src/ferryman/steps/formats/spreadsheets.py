@@ -33,6 +33,10 @@ _COLUMNS: Final = 16_384
 
 _TAIL_BYTES: Final = limits.MIB
 
+_ERROR_MARK: Final = b't="e"'
+_ERROR_CELL: Final = re.compile(rb'(<(?:\w+:)?c\b[^<>]{0,200}?\bt=)"e"')
+"""Cell that shows an error, such as #N/A: calamine would leave it empty, were it not read as text."""
+
 
 def xlsx(raw: bytes) -> Content:
     """Read the values of the cells: a block for each sheet, headed by its name; a line for each row that is not empty,
@@ -43,13 +47,18 @@ def xlsx(raw: bytes) -> Content:
     sheets = {each.get("name", ""): targets.get(relation_id(each), "") for each in package.xml(book).iter("{*}sheet")}
     in_folder = (name for name in package.names if name.startswith("xl/worksheets/") and name.endswith(".xml"))
     beside = {}
+    replaced: dict[str, bytes] = {}
     for part in each_once([*sheets.values(), *in_folder]):
         if part in package:
             cells = package.read(part)
             _check_grid(part, cells)
+            if _ERROR_MARK in cells:
+                replaced[part_key(part)] = _ERROR_CELL.sub(rb'\1"str"', cells)
             beside[part] = [*_printed(cells), *_beside_sheet(package, part, unread)]
     content = _workbook(
-        _for_calamine(package, book, raw), unread, {name: beside.get(part, []) for name, part in sheets.items()}
+        _for_calamine(package, book, raw, replaced),
+        unread,
+        {name: beside.get(part, []) for name, part in sheets.items()},
     )
     content.fields = core_fields(package) | content.fields
     return content
@@ -63,6 +72,9 @@ def xlsb(raw: bytes) -> Content:
     for mark, what in (("comments", "comments"), ("/drawings/drawing", "drawings"), ("/embeddings/", "embedded files")):
         if any(mark in part for part in parts):
             unread.add(what)
+    sheets = (part for part in parts if part.startswith("xl/worksheets/sheet"))
+    if any(number in _BINARY_ERRORS for part in sheets for number, _ in _records(package.read(part))):
+        unread.add("error values")
     return _workbook(raw, unread, {})
 
 
@@ -120,6 +132,10 @@ def xls(raw: bytes) -> Content:
 _NOTE, _TEXT_OBJECT, _CONTINUE, _MARGINS = 0x1C, 0x1B6, 0x3C, (0x14, 0x15)
 """Numbers of records in an XLS: a comment's place, the text of a comment or shape, more of the one before, a header
 or a footer."""
+_VALUE, _FORMULA = 0x205, 0x06
+"""Numbers of records in an XLS: a cell with a truth value or an error; a formula, with its result."""
+_IS_ERROR: Final = {_VALUE: (7, b"\1"), _FORMULA: (6, b"\2")}
+"""Place and value of the byte that says that the cell shows an error."""
 _TEXT_OBJECT_BYTES: Final = 18
 
 
@@ -146,10 +162,22 @@ def _xls_texts(raw: bytes, unread: Unread) -> Iterator[str]:
             text, awaited = text + piece, awaited - len(piece)
             if awaited <= 0 and (line := in_row(text)):
                 yield line
+        elif number in _IS_ERROR and _shows_error(number, data):
+            unread.add("error values")
         elif number in _MARGINS and size > 3:
             words = data[3:].decode("utf-16-le" if data[2] & 1 else "latin-1", "replace")
             if line := _margin_text(words):
                 yield line
+
+
+def _shows_error(number: int, data: bytes) -> bool:
+    """Return whether a cell shows an error, such as #N/A, which calamine leaves out."""
+    at, mark = _IS_ERROR[number]
+    return data[at : at + 1] == mark and (number == _VALUE or data[12:14] == b"\xff\xff")
+
+
+_BINARY_ERRORS: Final = frozenset({3, 11})
+"""Numbers of records in a binary workbook of cells that show an error (BrtCellError, BrtFmlaError)."""
 
 
 def _workbook(raw: bytes, unread: Unread, beside: Mapping[str, list[str]]) -> Content:
@@ -221,14 +249,18 @@ _THREAD: Final = "[Threaded comment]"
 """Beginning of the form in which older versions of Excel are shown a comment."""
 
 
-def _for_calamine(package: Package, book: str, raw: bytes) -> bytes:
-    """Return the workbook with its parts where calamine looks for them; most are there already."""
+def _for_calamine(package: Package, book: str, raw: bytes, replaced: Mapping[str, bytes]) -> bytes:
+    """Return the workbook with its parts where calamine looks for them; most are there already.
+
+    Args:
+        replaced: key of a part -> content to be read in place of its own.
+    """
     expected = {"sharedStrings": "xl/sharedstrings.xml", "styles": "xl/styles.xml"}
     relations = package.relations(book)
     moved = {each.target: expected[each.kind] for each in relations if each.kind in expected}
     moved = {old: new for old, new in {book: "xl/workbook.xml", **moved}.items() if part_key(old) != new}
     is_plain = all(mark not in each.stated for each in relations for mark in ("..", "%", "\\"))
-    if not moved and is_plain and "_rels/.rels" in package and not package.has_rooted_names:
+    if not moved and not replaced and is_plain and "_rels/.rels" in package and not package.has_rooted_names:
         return raw
     from xml.sax.saxutils import quoteattr
 
@@ -243,7 +275,8 @@ def _for_calamine(package: Package, book: str, raw: bytes) -> bytes:
         archive.writestr("_rels/.rels", f'<Relationships xmlns="{_RELATIONS}">{root}</Relationships>')
         archive.writestr("xl/_rels/workbook.xml.rels", f'<Relationships xmlns="{_RELATIONS}">{listed}</Relationships>')
         for part in each_once([book, *(each.target for each in relations if each.target in package)]):
-            archive.writestr(moved.get(part, part), package.read(part))
+            content = replaced.get(part_key(part))
+            archive.writestr(moved.get(part, part), package.read(part) if content is None else content)
     return out.getvalue()
 
 
@@ -286,6 +319,8 @@ def _cells(row: Iterable[Any]) -> list[str]:
 
 def _cell_text(value: Any) -> str:
     match value:
+        case bool():
+            return str(value).upper()
         case float() if value.is_integer():
             return str(int(value))
         case datetime():
