@@ -21,6 +21,7 @@ class Sample(NamedTuple):
         text: what a person sees in it, in any order of blanks and lines; of attachments too.
         head: what a person sees of a mail besides its text, such as its subject; fields have it.
         unread: what is not read, as the field ``unread`` names it.
+        read: what is read, where that is another text, and ``unread`` says so.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Sample(NamedTuple):
     text: str
     head: str = ""
     unread: tuple[str, ...] = ()
+    read: str = ""
 
 
 def samples() -> list[Sample]:

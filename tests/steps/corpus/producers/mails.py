@@ -6,8 +6,8 @@ import base64
 import quopri
 from typing import Final
 
-from tests.steps import corpus
 from tests.steps.corpus.producers import Sample
+from tests.steps.corpus.producers.office import google_docs
 
 PICTURE: Final = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(48)).decode()
 HEAD: Final = (
@@ -50,11 +50,11 @@ def outlook() -> bytes:
     )
     logo = part('image/png; name="image001.png"', PICTURE, "Content-ID: <image001.png@01DA>").replace("7bit", "base64")
     shown = multipart("related", "----=_NextPart_001", texts, logo, more='\r\n\ttype="multipart/alternative";')
-    letter = base64.encodebytes(corpus.docx()).decode().replace("\n", "\r\n")
+    letter = base64.encodebytes(google_docs()).decode().replace("\n", "\r\n")
     attached = part(
-        'application/vnd.openxmlformats-officedocument.wordprocessingml.document; name="play.docx"',
+        'application/vnd.openxmlformats-officedocument.wordprocessingml.document; name="times.docx"',
         letter,
-        'Content-Disposition: attachment; filename="play.docx"; size=1000',
+        'Content-Disposition: attachment; filename="times.docx"; size=1000',
     ).replace("7bit", "base64")
     return (
         HEAD + "X-Mailer: Microsoft Outlook 16.0\r\n" + multipart("mixed", "----=_NextPart_000", shown, attached)
@@ -134,9 +134,11 @@ def chrome() -> bytes:
 
 
 def samples() -> list[Sample]:
-    play = f"{corpus.MUSE} kept on in a box one two three a note"
+    times = "Harbour Le bac part à neuf heures 🚢. Horaires first line second line Port Heure Ostende 9 h"
     return [
-        Sample("outlook.eml", "Outlook", outlook(), f"Dear Bob, The ferry leaves at nine… {play}", f"{SEEN} play.docx"),
+        Sample(
+            "outlook.eml", "Outlook", outlook(), f"Dear Bob, The ferry leaves at nine… {times}", f"{SEEN} times.docx"
+        ),
         Sample(
             "thunderbird.eml",
             "Thunderbird",

@@ -105,7 +105,7 @@ def word() -> bytes:
             f"{box}</w:txbxContent></v:textbox></w:pict></mc:Fallback></mc:AlternateContent></w:r>"
         ),
         paragraph(f"<w:sdt><w:sdtContent>{run('Captain: Ann')}</w:sdtContent></w:sdt>"),
-        "<w:sectPr/>",
+        '<w:sectPr><w:headerReference w:type="default" r:id="h"/></w:sectPr>',
     ]
     note = '<w:footnote w:type="separator" w:id="-1"><w:p><w:r><w:separator/></w:r></w:p></w:footnote>'
     parts = {
@@ -157,7 +157,11 @@ def google_docs() -> bytes:
             ),
             "word/document.xml": f"{XML}<w:document {W}><w:body>{''.join(body)}</w:body></w:document>",
             "_rels/.rels": relations(("rId1", "officeDocument", "word/document.xml")),
-            "[Content_Types].xml": types(word__document="wordprocessingml.document.main"),
+            "[Content_Types].xml": types(
+                word__document="wordprocessingml.document.main",
+                word__styles="wordprocessingml.styles",
+                word__numbering="wordprocessingml.numbering",
+            ),
         }
     )
 
@@ -233,7 +237,9 @@ def numbers() -> bytes:
     )
     parts = {
         "[Content_Types].xml": types(
-            xl__workbook="spreadsheetml.sheet.main", xl__sharedStrings="spreadsheetml.sharedStrings"
+            xl__workbook="spreadsheetml.sheet.main",
+            xl__sharedStrings="spreadsheetml.sharedStrings",
+            xl__worksheets__sheet1="spreadsheetml.worksheet",
         ),
         "_rels/.rels": relations(("rId1", "officeDocument", "xl/workbook.xml")),
         "xl/workbook.xml": f'<workbook {S}><sheets><sheet name="Sheet 1 - Table 1" sheetId="1" r:id="rId4"/></sheets>'
@@ -247,29 +253,71 @@ def numbers() -> bytes:
     return corpus.zipped(parts)
 
 
-def powerpoint() -> bytes:
-    """A title, a text with a line break and a field, a table, a group, notes, and a number of the slide."""
-    cells = "".join(f"<a:tc><a:txBody><a:p><a:r><a:t>{t}</a:t></a:r></a:p></a:txBody></a:tc>" for t in ("Port", "Time"))
-    slide = (
-        '<p:sp><p:nvSpPr><p:nvPr><p:ph type="title"/></p:nvPr></p:nvSpPr><p:txBody><a:p><a:r><a:t>Harbour</a:t></a:r><a:r>'
-        "<a:t> tour</a:t></a:r></a:p></p:txBody></p:sp>"
-        "<p:sp><p:txBody><a:p><a:r><a:t>Leaves at nine</a:t></a:r><a:br/><a:r><a:t>daily</a:t></a:r></a:p></p:txBody></p:sp>"
-        f"<p:graphicFrame><a:graphic><a:graphicData><a:tbl><a:tr>{cells}</a:tr></a:tbl></a:graphicData></a:graphic>"
-        "</p:graphicFrame><p:grpSp><p:grpSp><p:sp><p:txBody><a:p><a:r><a:t>Deep in a group</a:t></a:r></a:p></p:txBody>"
-        "</p:sp></p:grpSp></p:grpSp>"
+def shape(text: str, kind: str = "") -> str:
+    """A shape with one paragraph of runs and breaks; a placeholder of a kind."""
+    place = f'<p:ph type="{kind}"/>' if kind else ""
+    return (
+        f'<p:sp><p:nvSpPr><p:cNvPr id="2" name="Shape 1"/><p:cNvSpPr/><p:nvPr>{place}</p:nvPr></p:nvSpPr><p:spPr/><p:txBody>'
+        f"<a:bodyPr/><a:lstStyle/><a:p>{text}</a:p></p:txBody></p:sp>"
     )
-    notes = "<p:sp><p:txBody><a:p><a:r><a:t>Speak slowly</a:t></a:r></a:p></p:txBody></p:sp>"
+
+
+def drawn(text: str) -> str:
+    return f'<a:r><a:rPr lang="en-US"/><a:t>{text}</a:t></a:r>'
+
+
+def tree(kind: str, *shapes: str) -> str:
+    """A slide or its notes."""
+    group = '<p:nvGrpSpPr><p:cNvPr id="1" name=""/><p:cNvGrpSpPr/><p:nvPr/></p:nvGrpSpPr><p:grpSpPr/>'
+    return f"{XML}<p:{kind} {A}><p:cSld><p:spTree>{group}{''.join(shapes)}</p:spTree></p:cSld></p:{kind}>"
+
+
+def powerpoint() -> bytes:
+    """A title in two runs, a line break, a table, a group in a group, and notes."""
+    cells = "".join(
+        f"<a:tc><a:txBody><a:bodyPr/><a:lstStyle/><a:p>{drawn(t)}</a:p></a:txBody><a:tcPr/></a:tc>"
+        for t in ("Port", "Time")
+    )
+    group = '<p:nvGrpSpPr><p:cNvPr id="7" name="Group"/><p:cNvGrpSpPr/><p:nvPr/></p:nvGrpSpPr><p:grpSpPr/>'
+    table = (
+        '<p:graphicFrame><p:nvGraphicFramePr><p:cNvPr id="4" name="Table 3"/><p:cNvGraphicFramePr/><p:nvPr/>'
+        '</p:nvGraphicFramePr><p:xfrm><a:off x="0" y="0"/><a:ext cx="9" cy="9"/></p:xfrm><a:graphic><a:graphicData uri='
+        '"http://schemas.openxmlformats.org/drawingml/2006/table"><a:tbl><a:tblPr/><a:tblGrid><a:gridCol w="9"/><a:gridCol '
+        f'w="9"/></a:tblGrid><a:tr h="9">{cells}</a:tr></a:tbl></a:graphicData></a:graphic></p:graphicFrame>'
+    )
+    slide = tree(
+        "sld",
+        shape(drawn("Harbour") + drawn(" tour"), "title"),
+        shape(f"{drawn('Leaves at nine')}<a:br/>{drawn('daily')}"),
+        table,
+        f"<p:grpSp>{group}<p:grpSp>{group}{shape(drawn('Deep in a group'))}</p:grpSp></p:grpSp>",
+    )
     parts = {
         "[Content_Types].xml": types(
-            ppt__presentation="presentationml.presentation.main", ppt__slides__slide1="presentationml.slide"
+            ppt__presentation="presentationml.presentation.main",
+            ppt__slides__slide1="presentationml.slide",
+            ppt__slideLayouts__slideLayout1="presentationml.slideLayout",
+            ppt__slideMasters__slideMaster1="presentationml.slideMaster",
+            ppt__notesSlides__notesSlide1="presentationml.notesSlide",
         ),
         "_rels/.rels": relations(("rId1", "officeDocument", "ppt/presentation.xml")),
         "ppt/presentation.xml": f'{XML}<p:presentation {A}><p:sldIdLst><p:sldId id="256" r:id="rId2"/></p:sldIdLst>'
         "</p:presentation>",
         "ppt/_rels/presentation.xml.rels": relations(("rId2", "slide", "slides/slide1.xml")),
-        "ppt/slides/slide1.xml": f"{XML}<p:sld {A}><p:cSld><p:spTree>{slide}</p:spTree></p:cSld></p:sld>",
-        "ppt/slides/_rels/slide1.xml.rels": relations(("rId1", "notesSlide", "../notesSlides/notesSlide1.xml")),
-        "ppt/notesSlides/notesSlide1.xml": f"{XML}<p:notes {A}><p:cSld><p:spTree>{notes}</p:spTree></p:cSld></p:notes>",
+        "ppt/slides/slide1.xml": slide,
+        "ppt/slides/_rels/slide1.xml.rels": relations(
+            ("rId1", "notesSlide", "../notesSlides/notesSlide1.xml"),
+            ("rId2", "slideLayout", "../slideLayouts/slideLayout1.xml"),
+        ),
+        "ppt/slideLayouts/slideLayout1.xml": tree("sldLayout", shape(drawn("Click to edit the title"), "title")),
+        "ppt/slideLayouts/_rels/slideLayout1.xml.rels": relations(
+            ("rId1", "slideMaster", "../slideMasters/slideMaster1.xml")
+        ),
+        "ppt/slideMasters/slideMaster1.xml": tree("sldMaster", shape(drawn("Click to edit the title"), "title")),
+        "ppt/slideMasters/_rels/slideMaster1.xml.rels": relations(
+            ("rId1", "slideLayout", "../slideLayouts/slideLayout1.xml")
+        ),
+        "ppt/notesSlides/notesSlide1.xml": tree("notes", shape(drawn("Speak slowly"), "body")),
     }
     return corpus.zipped(parts)
 

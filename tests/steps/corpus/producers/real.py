@@ -17,6 +17,8 @@ class _Seen(NamedTuple):
     producer: str
     text: str
     unread: tuple[str, ...] = ()
+    wrong: tuple[str, str] = ("", "")
+    """A word, and what is read in its place."""
 
 
 _LETTER: Final = (
@@ -68,15 +70,23 @@ _FILES: Final = {
     "pdftex.pdf": _Seen(
         "pdfTeX",
         "1 Harbour The official office offers a fluffy coffee; the ferry leaves at nine, and an internationalization "
-        "committee of considerable responsibilities waits. a 2 + b 2 = c 2 \x9bóª¢ über façade.1 1. Buy a ticket 1 In "
+        "committee of considerable responsibilities waits. a 2 + b 2 = c 2 Żółć über façade.1 1. Buy a ticket 1 In "
         "winter at ten. 1",
         ("characters",),
+        ("Żółć", "\x9bóª¢"),
     ),
 }
 
 
 def samples() -> list[Sample]:
     return [
-        Sample(name, seen.producer, (FILES / name).read_bytes(), seen.text, "", seen.unread)
+        Sample(
+            name,
+            seen.producer,
+            (FILES / name).read_bytes(),
+            seen.text,
+            unread=seen.unread,
+            read=seen.text.replace(*seen.wrong) if seen.wrong[0] else "",
+        )
         for name, seen in _FILES.items()
     ]
