@@ -20,11 +20,8 @@ def test_each_sample_is_read_as_a_person_sees_it() -> None:
         documents = found if isinstance(found, list) else [found]
         words = " ".join((doc.raw or b"").decode() for doc in documents).split()
         unread = tuple(name for doc in documents for name in doc.get("unread") or ())
-        if (
-            words != (sample.read or sample.text).split()
-            or unread != sample.unread
-            or any(doc.refused for doc in documents)
-        ):
+        expected = (sample.read or sample.text).split()
+        if words != expected or unread != sample.unread or any(doc.refused for doc in documents):
             wrong.append((sample.name, sample.producer, " ".join(words), " ".join(expected), unread))
     assert not wrong, "\n".join(map(str, wrong))
 
