@@ -294,6 +294,17 @@ class OfficePart:
         for each in anchored:
             yield from self._anchored(each)
 
+    def _symbol(self, element: _Element) -> str:
+        """Return the character that an element shows by a font; one of a font of pictures may be unread."""
+        font, number = relation_id(element, "font").lower(), relation_id(element, "char")
+        code = int(number, 16) if _CODE.fullmatch(number) else 0
+        if code >= ord(" ") and code not in _PRIVATE and font not in _SYMBOLS:
+            return chr(code)
+        known = _SYMBOLS.get(font, {}).get(code & 0xFF, "")
+        if not known:
+            self._unread.add("symbols")
+        return known
+
     def _describe(self, element: _Element) -> tuple[str, int]:
         """Return the number that is shown before a paragraph, and its level in the outline, 0 for none."""
         return ("", 0) if self._word is None else self._word.describe(element)
@@ -317,6 +328,8 @@ class OfficePart:
                     yield " " * _count(each, "c", limit=_SPACES)
                 case "noBreakHyphen":
                     yield "-"
+                case "sym" if not self.is_odf:
+                    yield self._symbol(each)
                 case "txbxContent" | "text-box" | "note-body" | "annotation":
                     anchored.append(each)
                 case "altChunk" | "chart" | "relIds" | "textpath":
@@ -330,6 +343,16 @@ class OfficePart:
             if self.is_odf and each.tail:
                 yield each.tail
 
+
+_SYMBOLS: Final = {
+    "symbol": dict(zip(range(0x61, 0x7B), "αβχδεφγηιϕκλμνοπθρστυϖωξψζ", strict=True)),
+    "wingdings": {0x6F: "☐", 0x78: "☒", 0xA8: "☐", 0xFB: "✗", 0xFC: "✓", 0xFD: "☒", 0xFE: "☑"},
+    "wingdings 2": {0x50: "✓", 0x51: "☒", 0x52: "☑", 0x53: "☒", 0x54: "☒", 0xA3: "☐"},
+}
+"""Fonts of pictures -> meaning of their characters: Greek letters, and boxes of forms, checked or not."""
+_CODE: Final = re.compile("[0-9A-Fa-f]{1,4}")
+_PRIVATE: Final = range(0xF000, 0xF100)
+"""Where Word puts the characters of such fonts."""
 
 _INSERTIONS: Final = frozenset({"altChunk", "chart", "relIds", "textpath"})
 """Elements in whose place something else is shown."""

@@ -123,8 +123,9 @@ def _records(stream: bytes) -> Iterator[tuple[int, bytes]]:
 def xls(raw: bytes) -> Content:
     """Read a workbook of before 2007; texts of comments and shapes follow all sheets."""
     unread = Unread()
+    texts = each_once(_xls_texts(raw, unread))  # first: where sectors lead in a circle, calamine would never end
     content = _workbook(raw, unread, {})
-    content.text = "\n\n".join([content.text, *each_once(_xls_texts(raw, unread))])
+    content.text = "\n\n".join([content.text, *texts])
     content.fields |= unread.fields
     return content
 
@@ -144,10 +145,13 @@ def _xls_texts(raw: bytes, unread: Unread) -> Iterator[str]:
     import olefile
 
     with olefile.OleFileIO(BytesIO(raw)) as ole:
-        if not ole.exists("Workbook"):
+        name = next((each for each in ("Workbook", "Book") if ole.exists(each)), "")
+        if not name:
+            raise Unreadable("it has no workbook: the file is broken. Save it again")
+        stream = ole.openstream(name).read()
+        if name == "Book":
             unread.add("comments")  # a format of before 1997, where they are written in another way
             return
-        stream = ole.openstream("Workbook").read()
         if any("MBD" in "/".join(path) for path in ole.listdir()):
             unread.add("embedded files")
     at, awaited = 0, 0
