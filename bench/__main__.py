@@ -39,6 +39,7 @@ OTHERS = (
     "questions",
     "postgres",
     "extract",
+    "text",
     "intake",
     "serve",
     "queue",

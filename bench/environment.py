@@ -1,7 +1,7 @@
-"""The Python environment of packages that only benchmarks need: other programs, a profiler, a plotter.
+"""The Python environments of packages that only benchmarks need: other programs, a profiler, a plotter.
 
-Created on first use from the pins in ``requirements/bench.txt``, in the user's cache folder; separate from ``.venv``,
-so that Ferryman and its tests do not see its packages.
+Created on first use from the pins in ``requirements/bench.txt``, or ``bench-text.txt`` with the readers of text, in the
+user's cache folder; separate from ``.venv``, so that Ferryman and its tests do not see their packages.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from typing import Final
 from bench.harness import ROOT, print_progress
 
 PINS: Final = ROOT / "requirements" / "bench.txt"
-PLACE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferryman" / "bench"
+TEXT_PINS: Final = ROOT / "requirements" / "bench-text.txt"
+PLACE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferryman"
 
 
 @cache
-def python() -> Path:
-    """Return its interpreter, which has the version of this one."""
-    digest = hashlib.sha256(PINS.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    folder = PLACE / digest
+def python(pins: Path = PINS) -> Path:
+    """Return the interpreter with these packages, which has the version of this one."""
+    digest = hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    folder = PLACE / pins.stem / digest
     command, done = folder / "bin" / "python", folder / "done"
     if not done.exists():
-        print_progress(f"    making {folder}: some 150 MB …")
-        for old in PLACE.glob("*"):
+        print_progress(f"    making {folder}: some {900 if pins == TEXT_PINS else 150} MB …")
+        for old in folder.parent.glob("*"):
             shutil.rmtree(old)
         uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
         _run(uv, "venv", "--quiet", "--python", sys.executable, folder)
         _run(uv, "pip", "install", "--quiet", "--python", command, "--compile-bytecode", "--require-hashes",
-             "--requirements", PINS)  # fmt: skip
+             "--requirements", pins)  # fmt: skip
         done.touch()
     return command
 

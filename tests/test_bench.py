@@ -10,9 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from bench import plots, profile, results
+from bench import plots, profile, results, text
 from bench.__main__ import NAMES, TABLE
 from bench.harness import ROOT, Measurement, Phases, Row, Sizes, print_table, speed_row, time_row, timed
+
+from tests.steps.corpus import producers
 
 TINY = ["--documents", "400", "--files", "100", "--rounds", "1"]
 
@@ -138,3 +140,10 @@ def test_figures_can_be_written_as_json(tmp_path: Path) -> None:
     """Mappings that cannot be changed are no dict for json."""
     results.save("one", [speed_row("", 1, Measurement(1, 1), Measurement(1, 1), 1, "one")], Sizes(), tmp_path / "file")
     assert json.loads((tmp_path / "file").read_text())["one"]["rows"][0]["figures"]["mb"] == {}
+
+
+def test_text_is_compared_by_words() -> None:
+    """Marks and blanks make no difference; what fields have is neither wanted nor wrong."""
+    sample = producers.Sample("a.eml", "A", b"", "The ferry 東京", head="Sailing")
+    assert text.compare(sample, "# The **ferry**\t東\n京") == (10, 0, 0)
+    assert text.compare(sample, "Sailing: The boat 京") == (4, 6, 4)

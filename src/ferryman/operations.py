@@ -385,7 +385,7 @@ def deliveries(
     source: str | None = None,
     family: str | None = None,
     incomplete: bool = False,
-    by: Literal["reason"] | None = None,
+    by: Literal["reason", "unread"] | None = None,
     limit: int | None = None,
 ) -> list[dict[str, Any]]:
     """Return deliveries of current documents, each by its latest event, newest first, with the ledger's columns.
@@ -398,6 +398,8 @@ def deliveries(
             ``source`` and ``family`` only.
         by: ``"reason"``: return not deliveries but the reasons why they have not arrived, the most frequent first:
             ``status`` (as shown), ``deliveries`` (how many), ``reason`` (of one of them) and ``example``, its document.
+            ``"unread"``: return what was not read of delivered documents, by the words in their field ``unread``:
+            ``deliveries`` (how many), ``unread`` and ``example``. Goes without ``status``.
 
     Raises:
         UsageError: there is no such status or no state yet; these arguments do not go together.
@@ -407,9 +409,9 @@ def deliveries(
         if status is not None or destination is not None or by is not None:
             raise UsageError("incomplete: it goes with source and family only.")
         return [each._asdict() for each in account.incomplete_families(root, plan, source, family)[:limit]]
-    if by not in (None, "reason"):
-        raise UsageError(f"by={by!r}: give 'reason'.")
-    query = account.deliveries if by is None else account.reasons
+    queries = {None: account.deliveries, "reason": account.reasons, "unread": account.not_read}
+    if (query := queries.get(by)) is None:
+        raise UsageError(f"by={by!r}: give 'reason' or 'unread'.")
     return query(root, status=status, destination=destination, source=source, family=family, limit=limit, plan=plan)
 
 

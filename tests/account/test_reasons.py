@@ -1,8 +1,10 @@
-"""Why deliveries have not arrived, counted by reason."""
+"""Why deliveries have not arrived, counted by reason; and what was not read of those that have."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 import ferryman
 from ferryman import Document, Dropped, PermanentError, Plan
 from ferryman.cli.app import start
+from ferryman.destinations import Memory as Sent
 from ferryman.destinations import Null
 from ferryman.errors import BadDocument, UsageError
+from ferryman.routers import Duplicate
 from ferryman.sources import Memory
 from tests.support.plan_world import run_plan
 
@@ -114,3 +118,70 @@ def test_of_a_large_state_the_summary_shows_the_newest(ran: Path, capsys: pytest
     (ran / "moods-v1" / COUNTED).touch()
     print_summary(Summary(exit=3, rejected=14), ran / "moods-v1", plan_of(), "plan.py", None)
     assert "14 rejected, the newest of them:" in capsys.readouterr().out
+
+
+# -- what was not read of what is delivered ---------------------------------------------------------------------
+
+
+UNREAD_PLAN = PLAN.replace("plan_of", "unread_plan")
+
+UNREAD: dict[str, Any] = {
+    "a.docx": ["comments", "embedded files"],
+    "b.docx": ["comments"],
+    "c.pdf": None,
+    "d.eml": 3,  # a field of this name that is another thing
+    "e.eml": ["x" * 100],
+    "f.eml": [],
+}
+
+
+def unread_plan(fields: Mapping[str, Any] = UNREAD) -> Plan:
+    plan = Plan("unread", version=1)
+    documents: list[Any] = [{"id": name, "raw": b"text", "unread": unread} for name, unread in fields.items()]
+    docs = plan.source("docs", Memory(documents)).route("copies", Duplicate())
+    docs.destination("out", Null())
+    docs.destination("exactly", Sent(), guarantee="exactly-once")
+    docs.destination("once", Null(), guarantee="at-most-once")
+    return plan
+
+
+@pytest.mark.rule("account.not_read")
+def test_what_was_not_read_is_counted_under_each_guarantee(tmp_path: Path) -> None:
+    """By the words in ``unread``; a field of this name that is something else is nobody's business."""
+    plan = unread_plan()
+    run_plan(plan, tmp_path, wait=0)
+    for destination in ("out", "exactly", "once"):
+        assert ferryman.deliveries(plan, state=tmp_path, by="unread", destination=destination) == [
+            {"deliveries": 2, "unread": "comments", "example": "a.docx"},
+            {"deliveries": 1, "unread": "embedded files", "example": "a.docx"},
+        ]
+    assert [each["deliveries"] for each in ferryman.deliveries(plan, state=tmp_path, by="unread")] == [6, 3]
+    listed = {
+        each["document"]: each["message"] for each in ferryman.deliveries(plan, state=tmp_path, destination="out")
+    }
+    assert listed == {
+        **dict.fromkeys(UNREAD),
+        "a.docx": "not read: comments, embedded files",
+        "b.docx": "not read: comments",
+    }
+    assert ferryman.status(plan, state=tmp_path)["destinations"]["out"]["delivered"] == len(UNREAD)
+    with pytest.raises(UsageError, match="leave the status out"):
+        ferryman.deliveries(plan, state=tmp_path, by="unread", status="failed")
+
+
+def test_what_is_read_by_now_is_not_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A new version of the document counts; status names the command while there is any."""
+    (tmp_path / "unread.py").write_text(UNREAD_PLAN)
+    spec = f"{tmp_path / 'unread.py'}:plan"
+    run_plan(unread_plan(), tmp_path / ".ferryman", wait=0)
+    assert start(["status", spec]) == 0
+    assert f"not everything was read: ferryman deliveries {spec} --by unread" in capsys.readouterr().out
+    assert start(["deliveries", spec, "--by", "unread", "--destination", "out"]) == 0
+    assert re.search(r"\n +2 +comments +a\.docx\n +1 +embedded files +a\.docx\n", capsys.readouterr().out)
+    assert start(["deliveries", spec, "--by", "unread", "--status", "failed"]) == 2
+    run_plan(unread_plan(dict.fromkeys(UNREAD)), tmp_path / ".ferryman", wait=0)
+    capsys.readouterr()
+    assert start(["status", spec]) == 0
+    assert "not everything was read" not in capsys.readouterr().out
+    assert start(["deliveries", spec, "--by", "unread"]) == 0
+    assert "None: everything is read." in "".join(capsys.readouterr())

@@ -163,7 +163,7 @@ def test_the_reason_is_told() -> None:
         "testODTEncrypted.odt": "ODT: it is encrypted",
         "testWORD.doc": "a Word file of before 2007",
         "cut-muse.docx": "DOCX: it is broken",
-        "testEXCEL.xlsb": "XLSB: it is broken",
+        "testEXCEL.xlsb": "it is of a test version of Excel 2007, or broken",
         "bomb.docx": "more than 67108864",
         "wide.xlsx": "1048576 rows and 16384 columns",
         "laughs.xml": "Maximum entity amplification",

@@ -13,7 +13,7 @@ from ferryman import limits, steps
 from ferryman.document import Document
 from ferryman.errors import BadDocument
 from ferryman.steps import formats
-from ferryman.steps.formats import DOCX, ODS, ODT, PPTX, XLSB, XLSX, Content, kind_of, load_reader, office
+from ferryman.steps.formats import DOCX, ODS, ODT, PPTX, XLSB, XLSX, Content, kind_of, load_reader, spreadsheets
 from tests.steps import corpus
 
 REPORTS = corpus.FILES.parent / "reports"
@@ -494,14 +494,16 @@ def test_shared_strings_in_another_place() -> None:
         ("xl/drawings/drawing1.xml", ["drawings"]),
         ("xl/embeddings/a.docx", ["embedded files"]),
         ("xl/worksheets/sheet1.bin", []),
+        ("xl/worksheets/sheet9.bin", ["error values"]),
     ],
 )
 def test_parts_of_binary_workbooks_that_are_not_read_are_named(
     part: str, unread: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Comments and shapes are binary there, too; calamine, which is left out here, reads the cells."""
-    monkeypatch.setattr(office, "_workbook", lambda raw, unread, beside: Content("One", dict(unread.fields)))
-    raw = package("xlsb", "xl/workbook.bin", {"xl/workbook.bin": "", part: ""})
+    monkeypatch.setattr(spreadsheets, "_workbook", lambda raw, unread, beside: Content("One", dict(unread.fields)))
+    content = b"\x03\x05abcde\x0b\x80\x01" if "sheet9" in part else b""  # an error; a formula that breaks off
+    raw = package("xlsb", "xl/workbook.bin", {"xl/workbook.bin": "", part: content})
 
     assert kind_of(raw) == XLSB
     assert content_of(raw).fields.get("unread", []) == unread

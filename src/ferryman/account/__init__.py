@@ -6,9 +6,11 @@ from ferryman.account.queries import by_node as by_node
 from ferryman.account.queries import cache_counts as cache_counts
 from ferryman.account.queries import count_deliveries as count_deliveries
 from ferryman.account.queries import deliveries as deliveries
+from ferryman.account.queries import has_not_read as has_not_read
 from ferryman.account.queries import history as history
 from ferryman.account.queries import iter_deliveries as iter_deliveries
 from ferryman.account.queries import joined_documents as joined_documents
+from ferryman.account.queries import not_read as not_read
 from ferryman.account.queries import outstanding as outstanding
 from ferryman.account.queries import reasons as reasons
 from ferryman.account.queries import status as status

@@ -205,6 +205,28 @@ def reasons(
     ]
 
 
+def not_read(
+    root: StatePath, *, limit: int | None = None, plan: Plan | None = None, **options: Unpack[FilterOptions]
+) -> list[dict[str, Any]]:
+    """Count what was delivered by the words in its field ``unread``, the most frequent first: ``deliveries`` (how
+    many), ``unread`` (what their documents have and their texts have not) and ``example``, the document of one.
+
+    A document of which several things were not read counts for each.
+
+    Raises:
+        UsageError: there is no state yet; the filters have a status.
+    """
+    if options.get("status") is not None:
+        raise UsageError("by unread: it counts what is delivered; leave the status out.")
+    wanted = Filter.from_options(options)
+    return _query(root, plan, lambda view: view.not_read(wanted, limit))
+
+
+def has_not_read(root: StatePath, plan: Plan) -> bool:
+    """Return whether ``not_read`` counts any delivery."""
+    return _query(root, plan, View.has_not_read)
+
+
 def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
     """Count deliveries that have not arrived by the step or router that their reason names.
 

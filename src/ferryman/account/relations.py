@@ -22,6 +22,7 @@ from ferryman.records.rows import (
     DOCUMENTS,
     LEDGER,
     LEDGER_COLUMNS,
+    NOT_READ,
     OUTBOX,
     OUTBOX_CONTENT,
     OUTBOX_PARTITION,
@@ -236,6 +237,37 @@ class View:
             FROM current GROUP BY status, operation, {common_form_sql("reason")}
             ORDER BY deliveries DESC, reason, status {"" if limit is None else f"LIMIT {int(limit)}"}
         """)
+
+    def not_read(self, wanted: Filter, limit: int | None = None) -> list[dict[str, Any]]:
+        """Count deliveries by what of their documents was not read; see ``account.not_read``."""
+        wanted = wanted._replace(statuses=frozenset({Status.INDEXED}), operation="upsert")
+        self._make_current(wanted, ["wave", "document", "message"])
+        return self.rows(f"""
+            SELECT count(*) AS deliveries, unread, min(document) AS example FROM (
+                SELECT document, unnest(string_split(substr(message, {len(NOT_READ) + 1}), ', ')) AS unread
+                FROM current WHERE starts_with(message, '{NOT_READ}')
+            ) GROUP BY unread ORDER BY deliveries DESC, unread {"" if limit is None else f"LIMIT {int(limit)}"}
+        """)
+
+    def has_not_read(self) -> bool:
+        """Return whether there is a delivery that ``not_read`` counts; quick if none ever had such a message."""
+        affected = f"FROM ledger WHERE starts_with(message, '{NOT_READ}')"
+        if not self._db.execute(f"SELECT 1 {affected} LIMIT 1").fetchall():
+            return False
+        found = self._db.execute(f"""
+            WITH last AS (
+                SELECT arg_max({{message: message, status: status, source: source, origin: origin, revision: revision}},
+                    {_EVENT_ORDER}) AS event
+                FROM ledger WHERE delivery_hash IN (SELECT delivery_hash {affected}) GROUP BY delivery_hash
+            ), now AS (
+                SELECT source, document, max(revision) AS newest FROM documents
+                WHERE document IN (SELECT origin {affected}) GROUP BY source, document
+            )
+            SELECT 1 FROM last LEFT JOIN now n ON event.source = n.source AND event.origin = n.document
+            WHERE starts_with(event.message, '{NOT_READ}') AND event.status = '{Status.INDEXED}'
+                AND coalesce(event.revision >= newest, true) LIMIT 1
+        """).fetchall()
+        return bool(found)
 
     def by_node(self) -> list[dict[str, Any]]:
         """Count deliveries that have not arrived, by status and by the step or router that their reason names."""

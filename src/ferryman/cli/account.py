@@ -49,6 +49,7 @@ class By(enum.StrEnum):
     """Property that deliveries can be counted by."""
 
     REASON = "reason"
+    UNREAD = "unread"
 
 
 LIMIT = 50
@@ -73,7 +74,11 @@ Incomplete = Annotated[
 ]
 CountBy = Annotated[
     By | None,
-    typer.Option("--by", show_default=False, help="Count by reason what has not arrived, with an example of each."),
+    typer.Option(
+        "--by",
+        show_default=False,
+        help="Count by reason what has not arrived; or what was not read of what has. With an example of each.",
+    ),
 ]
 Limit = Annotated[
     int | None,
@@ -111,6 +116,9 @@ def deliveries(
     --by reason counts: why deliveries have failed, were rejected or dropped, are pending or in doubt, the most frequent
     reason first, each with the id of one document. Reasons that differ only in numbers and quoted words are one.
 
+    --by unread counts what was not read of delivered documents, such as comments or pages that are pictures: the words
+    in their field unread, which extract_text sets. A document of which several things were not read counts for each.
+
     If PLAN is a flow, the deliveries of each of its plans are listed, of each at most --limit; with --json each has the
     name of its plan. A plan that has no such --source or --destination is left out.
 
@@ -123,6 +131,8 @@ def deliveries(
     loaded = load(plan)
     if incomplete and (status is not None or destination is not None or by is not None):
         raise UsageError("--incomplete goes with --source and --family only.")
+    if by is By.UNREAD and status is not None:
+        raise UsageError("--by unread counts what is delivered: leave --status out.")
     filters = drop_unset(status=status_name(status), destination=destination, source=source, family=family)
     query = DeliveryQuery(filters, incomplete, by, limit, state, json, verbose)
     states = state_roots(loaded, state, plan_file(plan))
@@ -165,7 +175,8 @@ class DeliveryQuery(NamedTuple):
             found = families.incomplete_families(root, plan, self.filters.get("source"), self.filters.get("family"))
             return (each._asdict() for each in found[: self.limit])
         if self.by is not None:
-            return account.reasons(root, **self.filters, limit=self.limit, plan=plan)
+            count = account.reasons if self.by is By.REASON else account.not_read
+            return count(root, **self.filters, limit=self.limit, plan=plan)
         return account.iter_deliveries(root, **self.filters, limit=self.limit, plan=plan)
 
 
@@ -186,7 +197,7 @@ def _print_deliveries_of_plan(loaded: Plan, root: StatePath, spec: str, query: D
     elif query.incomplete:
         _print_incomplete(root, loaded, spec, query)
     elif query.by is not None:
-        _print_reasons(query.rows(loaded, root))
+        _print_counts(query.rows(loaded, root), query.by)
     else:
         _print_deliveries(root, loaded, spec, query)
 
@@ -219,12 +230,12 @@ _REQUESTED = ("FORCE", "RESTART")
 """Statuses of deliveries that an operator wants repeated and no wave has processed yet."""
 
 
-def _print_reasons(rows: Iterable[dict[str, Any]]) -> None:
-    columns = ("deliveries", "status", "example", "reason")
+def _print_counts(rows: Iterable[dict[str, Any]], by: By) -> None:
+    columns = ("deliveries", "status", "example", "reason") if by is By.REASON else ("deliveries", "unread", "example")
     if cells := [[row[c] for c in columns] for row in rows]:
         print_table(columns, cells)
     else:
-        print_note("None: everything is delivered.")
+        print_note(f"None: everything is {'delivered' if by is By.REASON else 'read'}.")
 
 
 def _note_more(printed: str, total: int) -> None:
@@ -598,6 +609,9 @@ def _print_report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str,
     for name in NEEDS_OPERATOR:
         if any(numbers[name] for numbers in found["destinations"].values()):
             print_line(f"Which are {name}, and why: {next_command('deliveries', spec, '--status', name, state=state)}")
+    if ran and account.has_not_read(root, plan):
+        listing = next_command("deliveries", spec, "--by", "unread", state=state)
+        print_line(f"Of some that are delivered not everything was read: {listing}")
 
 
 def empty_status(plan: Plan) -> dict[str, Any]:

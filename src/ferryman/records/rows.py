@@ -316,6 +316,36 @@ def common_form_sql(reason: str) -> str:
     return f"{plain} || regexp_extract({reason}, ':[0-9]+\\)$')"
 
 
+# Messages of what was delivered.
+
+STALE: Final = "stale: the destination has something newer"
+
+NOT_READ: Final = "not read: "
+"""Beginning of the message of a delivery whose document has a field ``unread``: what its text has not, see
+``steps.extract_text``."""
+
+_UNREAD_KEY: Final = b'"unread":["'
+_UNREAD_NAMES: Final = 20
+"""Names in a message, at most; ``extract_text`` has fewer."""
+_UNREAD_CHARACTERS: Final = 60
+"""Longest name in a message; a longer one is none of ``extract_text``."""
+
+
+def not_read_messages(fields: pa.ChunkedArray) -> dict[int, str]:
+    """Return index -> message, of the deliveries that have a list of words in the field ``unread``.
+
+    Args:
+        fields: the column of the outbox, JSON.
+    """
+    found = pc.indices_nonzero(pc.fill_null(pc.match_substring(fields, _UNREAD_KEY), False)).to_pylist()
+    messages = {}
+    for at in found:
+        unread = msgspec.json.decode(fields[at].as_py()).get("unread")
+        if isinstance(unread, list) and all(isinstance(n, str) and 0 < len(n) <= _UNREAD_CHARACTERS for n in unread):
+            messages[at] = NOT_READ + ", ".join(unread[:_UNREAD_NAMES])
+    return messages
+
+
 # Messages of an error queue: what failed, where and why, and for which documents.
 
 
@@ -398,7 +428,7 @@ class Rows(NamedTuple):
 
 
 class RowResult(msgspec.Struct, frozen=True, array_like=True):
-    """Result of a row with an outcome other than ok."""
+    """Result of a row with an outcome other than ok, or with a message."""
 
     row: int
     status: str
@@ -450,11 +480,11 @@ class Result(msgspec.Struct, frozen=True):
         deleted: int = 0,
         meant: list[int] | None = None,
     ) -> Result:
-        """Make a result from the results of the eligible rows with an outcome other than ok.
+        """Make a result from the results of the eligible rows with an outcome other than ok, or with a message.
 
         Args:
             eligible: number of rows of the range that were to be sent.
-            noted: results of the rows with an outcome other than ok.
+            noted: results of the rows with an outcome other than ok, or with a message.
             meant: the eligible rows; None: the whole range.
         """
         statuses = Counter(n.status for n in noted)
@@ -465,7 +495,7 @@ class Result(msgspec.Struct, frozen=True):
             part=part,
             rows=noted if part is None else [],
             deleted=deleted,
-            stale=statuses[Status.INDEXED],
+            stale=sum(n.message == STALE for n in noted),
             failed=statuses[Status.DEAD] + statuses[Status.ERROR_DOC],
             eligible=meant if part is None else None,
         )

@@ -159,9 +159,8 @@ class extract_text(StepWithDefaults):
         except BaseException as e:
             if not isinstance(e, Exception) and type(e).__name__ != _PANIC:
                 raise
-            why = " ".join(describe(e).split())[:_SHOWN_CHARACTERS].rstrip(".")
             raise BadDocument(
-                f"{doc.id}: {kind.label}: it is broken: {why}. Save it again with the program that made it."
+                f"{doc.id}: {kind.label}: {_describe_damage(e)}. Save it again with the program that made it."
             ) from None
         self._fill(doc, kind, content)
         return content.parts
@@ -212,6 +211,15 @@ class extract_text(StepWithDefaults):
         name = self.prefix + "unread"
         if parts and isinstance(unread := doc.get(name) or [], list):
             doc[name] = list(dict.fromkeys([*unread, "attachments"]))
+
+
+def _describe_damage(error: BaseException) -> str:
+    """Return why a library could not read a document. An error of the language itself, such as an index that is out of
+    range, says nothing about the document."""
+    kind = type(error)
+    if kind.__name__ == _PANIC or kind.__module__ in ("builtins", "struct", "zlib", "binascii"):
+        return "it is broken: what it says about its own structure is not so"
+    return f"it is broken: {' '.join(describe(error).split())[:_SHOWN_CHARACTERS].rstrip('.')}"
 
 
 _PANIC: Final = "PanicException"

@@ -58,6 +58,7 @@ from ferryman.records.rows import (
     Rows,
     Status,
     latest_us,
+    not_read_messages,
     sent_events,
 )
 from ferryman.state.journal import Journal
@@ -98,6 +99,7 @@ class FileDelivery:
         table: columns of the eligible rows that are kept in memory, without content.
         row_numbers: values of their column ``row``.
         content: content of the current chunk; its first row has the index ``content_start``.
+        not_read: index of a row of the current chunk -> message, for documents of which something was not read.
         unreadable: index of a row -> the error, for rows whose content does not fit into memory (isolation mode only).
         last_published: monotonic time when ledger events were written last.
         pending: chunks that were sent but are not in a ledger file yet: (start, end, results of the rows with an
@@ -117,6 +119,7 @@ class FileDelivery:
         self.contents = RowGroups(str(path), OUTBOX_CONTENT, verified=True)
         self.content = pa.table({})
         self.content_start = 0
+        self.not_read: dict[int, str] = {}
         self.unreadable: dict[int, str] = {}
         self.last_published = time.monotonic()
         self.pending: list[tuple[int, int, list[RowResult]]] = []
@@ -206,7 +209,7 @@ class FileDelivery:
             if not self.turn.node.destination.holds_keys:
                 rows = self.keys.chunk_end(start, start + rows) - start
             self.content, held, sizes = held.slice(0, rows), held.slice(rows), sizes[rows:]
-            self.content_start = start
+            self.content_start, self.not_read = start, {}
             yield start, start + rows
             start += rows
 
@@ -498,6 +501,7 @@ class FileDelivery:
         columns["row"] = (self.row_numbers[start:end] + self.file.key).tolist()
         columns["attempt"] = [attempt + 1 for attempt in columns["attempt"]]
         columns["route"] = [tuple(route.split("/")) if route else () for route in columns["route"]]
+        self.not_read |= {start + at: message for at, message in not_read_messages(content["fields"]).items()}
         return list(map(Delivery, *columns.values()))
 
     def _note(self, rows: Rows, start: int, end: int, outcomes: list[Outcome] | None) -> None:
@@ -509,15 +513,19 @@ class FileDelivery:
         self.pending.append((start, end, results))
 
     def _row_results(self, start: int, end: int, outcomes: list[Outcome] | None) -> list[RowResult]:
-        """Return the results of rows with an outcome other than ok."""
+        """Return the results of rows with an outcome other than ok, and of those of which something was not read."""
         if outcomes is None:
-            return []
+            if not self.not_read:
+                return []
+            outcomes = [Outcome.ok()] * (end - start)
         part = self.table.slice(start, end - start)
         tries = zip(*(part[name].to_pylist() for name in Attempts._fields), strict=True)
         return [
-            row_result(row, Attempts(*before), outcome, self.policy, self.turn.now_us)
-            for row, before, outcome in zip(self.row_numbers[start:end].tolist(), tries, outcomes, strict=True)
-            if outcome.kind != "ok"
+            row_result(row, Attempts(*before), outcome, self.policy, self.turn.now_us, self.not_read.get(at, ""))
+            for at, row, before, outcome in zip(
+                range(start, end), self.row_numbers[start:end].tolist(), tries, outcomes, strict=True
+            )
+            if outcome.kind != "ok" or at in self.not_read
         ]
 
     def _result(

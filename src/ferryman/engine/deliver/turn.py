@@ -29,7 +29,7 @@ from ferryman.errors import (
 from ferryman.memory import describe_memory_error, is_failed_allocation
 from ferryman.net.faults import is_connection_error
 from ferryman.plan import DestinationNode, Policy
-from ferryman.records.rows import UNTOUCHED, RowResult, Rows, Status
+from ferryman.records.rows import STALE, UNTOUCHED, RowResult, Rows, Status
 from ferryman.state.journal import Journal
 from ferryman.storage.files import StatePath
 
@@ -413,11 +413,19 @@ def is_universal(error: BaseException) -> bool:
 # Outcomes of a destination, and what they mean for their rows: delivered, pending again, failed, or in doubt.
 
 
-def row_result(row: int, before: Attempts, outcome: Outcome, policy: Policy, now_us: int) -> RowResult:
-    """Return the result to record in the journal for an outcome other than ok."""
+def row_result(
+    row: int, before: Attempts, outcome: Outcome, policy: Policy, now_us: int, not_read: str = ""
+) -> RowResult:
+    """Return the result to record in the journal for an outcome other than ok.
+
+    Args:
+        not_read: message of the delivery if the outcome is ok after all.
+    """
     attempt, kind, why = before.attempt + 1, outcome.kind, plain_text(outcome.why)
+    if kind == "ok":
+        return RowResult(row, Status.INDEXED, not_read, attempt, None)
     if kind == "stale":
-        return RowResult(row, Status.INDEXED, "stale: the destination has something newer", attempt, None)
+        return RowResult(row, Status.INDEXED, STALE, attempt, None)
     if outcome.universal or kind == "held":
         return RowResult(row, UNTOUCHED, why, before.attempt, None)  # no attempt is spent
     if kind == "killed":

@@ -143,9 +143,9 @@ _ODF: Final = "application/vnd.oasis.opendocument."
 PDF: Final = ContentKind("application/pdf", "PDF", "pdf.pdf")
 DOCX: Final = ContentKind(_OFFICE + "wordprocessingml.document", "DOCX", "office.docx")
 PPTX: Final = ContentKind(_OFFICE + "presentationml.presentation", "PPTX", "office.pptx")
-XLSX: Final = ContentKind(_OFFICE + "spreadsheetml.sheet", "XLSX", "office.xlsx")
-XLSB: Final = ContentKind("application/vnd.ms-excel.sheet.binary.macroenabled.12", "XLSB", "office.xlsb")
-XLS: Final = ContentKind("application/vnd.ms-excel", "XLS", "office.xls")
+XLSX: Final = ContentKind(_OFFICE + "spreadsheetml.sheet", "XLSX", "spreadsheets.xlsx")
+XLSB: Final = ContentKind("application/vnd.ms-excel.sheet.binary.macroenabled.12", "XLSB", "spreadsheets.xlsb")
+XLS: Final = ContentKind("application/vnd.ms-excel", "XLS", "spreadsheets.xls")
 ODT: Final = ContentKind(_ODF + "text", "ODT", "office.odf")
 ODP: Final = ContentKind(_ODF + "presentation", "ODP", "office.odf")
 ODS: Final = ContentKind(_ODF + "spreadsheet", "ODS", "office.odf")
@@ -220,6 +220,9 @@ _MAIN_PARTS: Final = (
 _TYPES_PART: Final = "[content_types].xml"
 _TYPES_BYTES: Final = 8 << 20
 """Longest list of content types that is inspected: an Office file has some thousand parts at most."""
+
+_ODF_VARIANTS: Final = ("-web", "-master")
+"""Endings of the types of a text that was a web page, and of one made of others."""
 
 _PACKAGES: Final = (DOCX, PPTX, XLSX, XLSB, ODT, ODP, ODS, EPUB)
 _UNPACK: Final = "If it is a compressed tar archive, unpack it with steps.unpack() before"
@@ -401,8 +404,10 @@ def _zip_kind(raw: bytes, ending: str) -> ContentKind:
         if "mimetype" in names and archive.getinfo("mimetype").file_size < _HEAD_BYTES:
             declared = archive.read("mimetype").strip().decode("ascii", "replace").removesuffix("-template")
             for kind in (ODT, ODP, ODS, EPUB):
-                if declared == kind.type:
+                if declared in (kind.type, *(kind.type + variant for variant in _ODF_VARIANTS)):
                     return kind
+            if declared.startswith(_ODF):
+                return ContentKind(declared, "an OpenDocument drawing or formula", advice="Export it as PDF")
     except DeliveryError:  # the step's time is up
         raise
     except Exception:  # there is hardly one that a damaged archive does not raise

@@ -1,4 +1,4 @@
-"""Office documents: DOCX, PPTX, ODT and ODP, read from their XML, and spreadsheets.
+"""Office documents: DOCX, PPTX and OpenDocument, read from their XML; and packages, which others are, too.
 
 Both families are zip archives of XML with text in paragraphs. Reading the XML also finds text that libraries with
 object models leave out: text boxes, footnotes, comments, headers.
@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import date, datetime, time, timedelta
-from html import unescape
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from urllib.parse import unquote
@@ -28,12 +25,12 @@ from ferryman.steps.formats import (
     Content,
     Unread,
     Unreadable,
-    format_time,
     iso_date,
     kind_of,
     load_reader,
     one_line,
 )
+from ferryman.steps.formats.numbering import OdfLists, WordParagraphs
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -52,7 +49,7 @@ _ESCAPE: Final = re.compile("_x00([01][0-9A-Fa-f])_")
 _BESIDE: Final = ("header", "footer", "footnotes", "endnotes", "comments")
 """Parts of a DOCX beside its body, by their relationships; in the order in which they are read."""
 
-_EMBEDDED: Final = frozenset({"package", "oleObject"})
+EMBEDDED: Final = frozenset({"package", "oleObject"})
 """Relationships to files of other programs that a part embeds."""
 
 _NESTED: Final = 3
@@ -68,47 +65,59 @@ def docx(raw: bytes, depth: int = 0) -> Content:
     package, unread = Package(raw), Unread()
     types = _content_types(package)
     stated = [part for part, kind in types.items() if kind.endswith("main+xml") and "word" in kind]
-    main = _main_part(package, *stated, "word/document.xml")
+    main = main_part(package, *stated, "word/document.xml")
     if not main:
         raise Unreadable("it has no main part: the file is broken. Save it again")
-    text = _OfficePart(package, main, unread, depth).text()
+    word = _word_paragraphs(package, main)
+    body = OfficePart(package, main, unread, depth, word)
+    text = body.text()
     beside = []
     for kind in _BESIDE:
         found = [each.target for each in package.relations(main) if each.kind == kind]
         found += [part for part, type_ in types.items() if type_.endswith(f".{kind}+xml")]
-        for part in _each_once(found):
+        for part in each_once(found):
             if part in package:
-                beside.append(_OfficePart(package, part, unread, depth).text())
+                word.start_again()
+                beside.append(OfficePart(package, part, unread, depth, word).text())
             else:
                 unread.add(kind if kind.endswith("s") else f"{kind}s")
-    return _office_content(package, [text, *_each_once(beside)], unread)
+    content = _office_content(package, [text, *each_once(beside)], unread)
+    content.outline = body.outline
+    return content
+
+
+def _word_paragraphs(package: Package, main: str) -> WordParagraphs:
+    """Return the styles and lists of a DOCX."""
+    parts = {each.kind: each.target for each in package.relations(main) if each.target in package}
+    roots = (package.xml(parts[kind]) if kind in parts else None for kind in ("styles", "numbering"))
+    return WordParagraphs(*roots)
 
 
 def pptx(raw: bytes) -> Content:
     """Read slides in the order in which they are shown, each followed by its notes and comments; at the end what the
     masters of the slides show."""
     package, unread = Package(raw), Unread()
-    main = _main_part(package, "ppt/presentation.xml")
+    main = main_part(package, "ppt/presentation.xml")
     targets = {each.id: each.target for each in package.relations(main)}
-    slides = [targets.get(_relation_id(slide), "") for slide in package.xml(main).iter("{*}sldId")]
+    slides = [targets.get(relation_id(slide), "") for slide in package.xml(main).iter("{*}sldId")]
     texts: list[str] = []
     masters: list[str] = []
     for slide in slides:
         if slide not in package:
             unread.add("slides")
             continue
-        texts.append(_OfficePart(package, slide, unread).text())
+        texts.append(OfficePart(package, slide, unread).text())
         for each in package.relations(slide):
             if each.target not in package:
                 continue
             if each.kind == "notesSlide" or "notesslide" in each.target.lower():
-                texts.append(_OfficePart(package, each.target, unread).text())
+                texts.append(OfficePart(package, each.target, unread).text())
             elif each.kind in ("comments", "comment"):
                 texts.append(_comments(package.xml(each.target)))
             elif each.kind == "slideLayout":
                 masters.append(each.target)
                 masters += [up.target for up in package.relations(each.target) if up.kind == "slideMaster"]
-    texts += [_OfficePart(package, part, unread).fixed_text() for part in _each_once(masters) if part in package]
+    texts += [OfficePart(package, part, unread).fixed_text() for part in each_once(masters) if part in package]
     return _office_content(package, texts, unread, pages=len(slides))
 
 
@@ -119,14 +128,14 @@ def _office_content(package: Package, texts: Iterable[str], unread: Unread, **fi
     return Content(text, core_fields(package) | fields | unread.fields)
 
 
-def _main_part(package: Package, *candidates: str) -> str:
+def main_part(package: Package, *candidates: str) -> str:
     """Return the part at which a package begins: the one its relationships name, else the first candidate in it."""
     named = [each.target for each in package.relations("") if each.kind == "officeDocument"]
     parts = [*named, *candidates]
     return next((part for part in parts if part in package), parts[0] if parts else "")
 
 
-def _each_once(values: Iterable[str]) -> list[str]:
+def each_once(values: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(values))
 
 
@@ -138,7 +147,7 @@ def _content_types(package: Package) -> dict[str, str]:
     return {each.get("PartName", "").lstrip("/"): each.get("ContentType", "") for each in overrides}
 
 
-def _relation_id(element: _Element, name: str = "id") -> str:
+def relation_id(element: _Element, name: str = "id") -> str:
     """Return the ``r:id`` of an element, in either of its namespaces; or another attribute with a namespace."""
     return next((str(value) for key, value in element.attrib.items() if str(key).endswith(f"}}{name}")), "")
 
@@ -164,20 +173,29 @@ def in_row(text: str) -> str:
     return _LINE_ENDS.sub(" ", text).strip()
 
 
-class _OfficePart:
+class OfficePart:
     """The text of one part of a package, with the parts that it inserts where they are inserted.
 
     Args:
         unread: where what is left out is added.
         depth: number of parts that this one is inserted into.
+        word: styles and lists of its paragraphs.
+
+    Attributes:
+        outline: level and first line of each heading that was read so far, but those in tables.
     """
 
     is_odf: ClassVar[bool] = False
 
-    def __init__(self, package: Package, name: str, unread: Unread, depth: int = 0) -> None:
+    def __init__(
+        self, package: Package, name: str, unread: Unread, depth: int = 0, word: WordParagraphs | None = None
+    ) -> None:
         self._package, self._name, self._unread, self._depth = package, name, unread, depth
+        self._word = word
+        self._cell_depth = 0
+        self.outline: list[tuple[int, str]] = []
         self._relations = {each.id: each for each in package.relations(name)}
-        if any(each.kind in _EMBEDDED for each in self._relations.values()):
+        if any(each.kind in EMBEDDED for each in self._relations.values()):
             unread.add("embedded files")
 
     def text(self) -> str:
@@ -213,15 +231,17 @@ class _OfficePart:
                 yield from self._blocks(element)
 
     def _cells(self, row: _Element) -> Iterator[str]:
+        self._cell_depth += 1
         for cell in _nearest(row, _CELLS):
             yield in_row(" ".join(self._blocks(cell)))
+        self._cell_depth -= 1
 
     def _insertion(self, kind: str, element: _Element) -> Iterator[str]:
         """Yield the text of what an element inserts: a document, a chart, SmartArt, or WordArt."""
         if kind == "textpath":
             yield element.get("string", "")
             return
-        relation = self._relations.get(_relation_id(element, "dm" if kind == "relIds" else "id"))
+        relation = self._relations.get(relation_id(element, "dm" if kind == "relIds" else "id"))
         if relation is None:  # the element of this name in a chart itself
             yield from self._blocks(element)
             return
@@ -231,7 +251,7 @@ class _OfficePart:
         elif kind == "altChunk":
             yield from self._inserted_document(relation.target, what)
         else:
-            part = _OfficePart(self._package, relation.target, self._unread, self._depth + 1)
+            part = OfficePart(self._package, relation.target, self._unread, self._depth + 1)
             yield from part.drawing_blocks()
 
     def drawing_blocks(self) -> Iterator[str]:
@@ -241,7 +261,7 @@ class _OfficePart:
         names = (
             value.text or "" for cache in root.iter("{*}strCache", "{*}strDim") for value in cache.iter("{*}v", "{*}pt")
         )
-        if line := "\t".join(in_row(name) for name in _each_once(names) if name.strip()):
+        if line := "\t".join(in_row(name) for name in each_once(names) if name.strip()):
             yield line
 
     def _inserted_document(self, target: str, what: str) -> Iterator[str]:
@@ -259,15 +279,35 @@ class _OfficePart:
             self._unread.add(unread)
         if content.parts:
             self._unread.add("attachments")
+        self.outline += content.outline
         yield content.text
 
     def _paragraph(self, element: _Element) -> Iterator[str]:
         """Yield a paragraph's text, then the paragraphs anchored in it: text boxes, notes, charts."""
         anchored: list[_Element] = []
+        label, level = self._describe(element)
         if text := "".join(self._runs(element, anchored)).strip():
+            text = f"{label} {text}".lstrip()
+            if level and not self._cell_depth:
+                self.outline.append((level, text.partition("\n")[0]))
             yield text
         for each in anchored:
             yield from self._anchored(each)
+
+    def _symbol(self, element: _Element) -> str:
+        """Return the character that an element shows by a font; one of a font of pictures may be unread."""
+        font, number = relation_id(element, "font").lower(), relation_id(element, "char")
+        code = int(number, 16) if _CODE.fullmatch(number) else 0
+        if code >= ord(" ") and code not in _PRIVATE and font not in _SYMBOLS:
+            return chr(code)
+        known = _SYMBOLS.get(font, {}).get(code & 0xFF, "")
+        if not known:
+            self._unread.add("symbols")
+        return known
+
+    def _describe(self, element: _Element) -> tuple[str, int]:
+        """Return the number that is shown before a paragraph, and its level in the outline, 0 for none."""
+        return ("", 0) if self._word is None else self._word.describe(element)
 
     def _anchored(self, element: _Element) -> Iterator[str]:
         yield from self._block(element) if local_name(element) in _INSERTIONS else self._blocks(element)
@@ -288,6 +328,8 @@ class _OfficePart:
                     yield " " * _count(each, "c", limit=_SPACES)
                 case "noBreakHyphen":
                     yield "-"
+                case "sym" if not self.is_odf:
+                    yield self._symbol(each)
                 case "txbxContent" | "text-box" | "note-body" | "annotation":
                     anchored.append(each)
                 case "altChunk" | "chart" | "relIds" | "textpath":
@@ -302,11 +344,24 @@ class _OfficePart:
                 yield each.tail
 
 
+_SYMBOLS: Final = {
+    "symbol": dict(zip(range(0x61, 0x7B), "αβχδεφγηιϕκλμνοπθρστυϖωξψζ", strict=True)),
+    "wingdings": {0x6F: "☐", 0x78: "☒", 0xA8: "☐", 0xFB: "✗", 0xFC: "✓", 0xFD: "☒", 0xFE: "☑"},
+    "wingdings 2": {0x50: "✓", 0x51: "☒", 0x52: "☑", 0x53: "☒", 0x54: "☒", 0xA3: "☐"},
+}
+"""Fonts of pictures -> meaning of their characters: Greek letters, and boxes of forms, checked or not."""
+_CODE: Final = re.compile("[0-9A-Fa-f]{1,4}")
+_PRIVATE: Final = range(0xF000, 0xF100)
+"""Where Word puts the characters of such fonts."""
+
 _INSERTIONS: Final = frozenset({"altChunk", "chart", "relIds", "textpath"})
 """Elements in whose place something else is shown."""
 
 _INSERTABLE: Final = (HTML, MAIL, RTF, PLAIN, MARKDOWN)
 """Kinds of inserted documents that are read, beside DOCX."""
+
+_OUTLINE: Final = 10
+"""Levels of an outline in OpenDocument."""
 
 _SPACES: Final = 9999
 """Most spaces that one element may stand for: no line has ten thousand."""
@@ -321,7 +376,7 @@ def _unescape(element: _Element) -> str:
 
 def _count(element: _Element, name: str, limit: int) -> int:
     """Return how often an element of OpenDocument stands for itself: once unless an attribute says otherwise."""
-    value = _relation_id(element, name)
+    value = relation_id(element, name)
     return max(1, min(int(value), limit)) if value.isascii() and value.isdecimal() and len(value) <= _DIGITS else 1
 
 
@@ -353,7 +408,8 @@ def odf(raw: bytes) -> Content:
     if "META-INF/manifest.xml" in package and b"encryption-data" in package.read("META-INF/manifest.xml"):
         raise Unreadable("it is encrypted. Save it without a password")
     root = _strip_unseen(package.xml("content.xml"))
-    reader = _OdfPart(package, "content.xml", unread)
+    lists = OdfLists(package.xml("styles.xml") if "styles.xml" in package else None, root)
+    reader = _OdfPart(package, "content.xml", unread, lists)
     fields = dublin_core_fields(package.xml("meta.xml")) if "meta.xml" in package else {}
     book = next(root.iter("{*}spreadsheet"), None)
     if book is not None:
@@ -364,34 +420,60 @@ def odf(raw: bytes) -> Content:
         texts = ["\n\n".join(reader.blocks(root))]
         if slides := sum(1 for _ in root.iter("{*}page")):
             fields["pages"] = slides
+    outline = reader.outline
     texts += [in_row("".join(map(str, each.itertext()))) for each in root.iter("{*}header-decl", "{*}footer-decl")]
     if "styles.xml" in package:
         used = None if next(root.iter(_ODT_BODY), None) is not None else _used_masters(root)
-        texts += _each_once(_OdfPart(package, "styles.xml", unread).masters(used))
+        texts += each_once(_OdfPart(package, "styles.xml", unread, lists).masters(used))
     text = "\n\n".join(each for each in texts if each)
     if not text and package.has_pictures:
         unread.add("pictures")
-    return Content(text, fields | unread.fields)
+    return Content(text, fields | unread.fields, outline=outline)
 
 
 def _used_masters(root: _Element) -> set[str]:
     """Return the names of the masters that sheets or slides use."""
-    names = {_relation_id(each, "master-page-name") for each in root.iter("{*}style", "{*}page")}
+    names = {relation_id(each, "master-page-name") for each in root.iter("{*}style", "{*}page")}
     return names | {"Default", "Standard"}
 
 
-class _OdfPart(_OfficePart):
-    """The text of a part of an OpenDocument file."""
+class _OdfPart(OfficePart):
+    """The text of a part of an OpenDocument file.
+
+    Args:
+        lists: the lists of the file, with their numbers.
+    """
 
     is_odf = True
 
-    def __init__(self, package: Package, name: str, unread: Unread) -> None:
+    def __init__(self, package: Package, name: str, unread: Unread, lists: OdfLists) -> None:
         super().__init__(package, name, unread)
+        self._lists = lists
+        self._label = ""
+        """Number of the item that is read, until its first paragraph."""
         self._cells_left, self._characters_left = limits.EXTRACT_CELLS, limits.EXTRACT_TEXT_BYTES
 
     def blocks(self, root: _Element) -> Iterator[str]:
         """Yield the blocks of a text, or of slides."""
         return self._blocks(root)
+
+    def _block(self, element: _Element) -> Iterator[str]:
+        if local_name(element) != "list":
+            yield from super()._block(element)
+            return
+        self._lists.begin(element)
+        for each in element:
+            self._label = self._lists.label_of_item(each) if local_name(each) == "list-item" else ""
+            yield from self._blocks(each)
+        self._label = ""
+        self._lists.end()
+
+    def _describe(self, element: _Element) -> tuple[str, int]:
+        label, self._label = self._label, ""
+        if local_name(element) != "h":
+            return label, 0
+        level = _count(element, "outline-level", _OUTLINE)
+        return self._lists.label_of_heading(element, level) or label, level
 
     def masters(self, used: set[str] | None) -> list[str]:
         """Return the texts of headers and footers, or of the shapes that masters show on slides; of all masters, or of
@@ -399,12 +481,12 @@ class _OdfPart(_OfficePart):
         root = _strip_unseen(self._package.xml(self._name))
         texts: list[str] = []
         for master in root.iter("{*}master-page"):
-            if used is not None and _relation_id(master, "name") not in used:
+            if used is not None and relation_id(master, "name") not in used:
                 continue
             for shape in list(
                 master.iter("{*}frame", "{*}notes", "{*}header-left", "{*}footer-left", "{*}header", "{*}footer")
             ):
-                hidden = _relation_id(shape, "placeholder") == "true" or _relation_id(shape, "display") == "false"
+                hidden = relation_id(shape, "placeholder") == "true" or relation_id(shape, "display") == "false"
                 if (hidden or local_name(shape) == "notes") and (parent := shape.getparent()) is not None:
                     parent.remove(shape)
             for paragraph in list(master.iter("{*}p")):
@@ -414,7 +496,7 @@ class _OdfPart(_OfficePart):
 
     def sheet(self, sheet: _Element) -> str:
         """Return a sheet as a block: its name, its rows that are not empty, the texts of shapes on it, comments."""
-        lines, comments, beside = [_relation_id(sheet, "name")], list[str](), list[str]()
+        lines, comments, beside = [relation_id(sheet, "name")], list[str](), list[str]()
         for shapes in list(sheet.iter("{*}shapes")):
             beside += self._blocks(shapes)
             sheet.remove(shapes) if shapes.getparent() is sheet else None
@@ -448,7 +530,7 @@ class _OdfPart(_OfficePart):
         if text := in_row(" ".join(blocks)):
             return text
         values = ("string-value", "date-value", "time-value", "boolean-value", "value")
-        return in_row(next((value for name in values if (value := _relation_id(cell, name))), ""))
+        return in_row(next((value for name in values if (value := relation_id(cell, name))), ""))
 
     def _cell_comments(self, row: _Element, number: int) -> Iterator[str]:
         column = 0
@@ -516,7 +598,7 @@ class Relation(NamedTuple):
     stated: str
 
 
-def _part_key(name: str) -> str:
+def part_key(name: str) -> str:
     """Return the form in which names of parts are compared: Office ignores case, and reads backslashes."""
     return name.replace("\\", "/").lstrip("/").lower()
 
@@ -536,7 +618,7 @@ class Package:
 
     def __init__(self, raw: bytes) -> None:
         self._zip = zipfile.ZipFile(BytesIO(raw))
-        self._infos = {_part_key(info.filename): info for info in self._zip.infolist()}
+        self._infos = {part_key(info.filename): info for info in self._zip.infolist()}
         self._relations: dict[str, list[Relation]] = {}
         self.has_rooted_names = any(info.filename.startswith(("/", "\\")) for info in self._infos.values())
         unpacked = sum(info.file_size for info in self._infos.values())
@@ -547,7 +629,7 @@ class Package:
             )
 
     def __contains__(self, name: str) -> bool:
-        return _part_key(name) in self._infos
+        return part_key(name) in self._infos
 
     @property
     def names(self) -> list[str]:
@@ -564,7 +646,7 @@ class Package:
         Raises:
             Unreadable: it is not there, is encrypted, or is larger than one part may be.
         """
-        info = self._infos.get(_part_key(name))
+        info = self._infos.get(part_key(name))
         if info is None:
             raise Unreadable(f"its part {name} is missing: the file is broken. Save it again")
         if info.flag_bits & 1:
@@ -633,231 +715,3 @@ def local_name(element: _Element) -> str:
     """Return an element's name without its namespace; "" for comments and the like."""
     tag = element.tag
     return tag.rpartition("}")[2] if isinstance(tag, str) else ""
-
-
-# Spreadsheets: XLSX, XLSB and XLS, read by calamine.
-
-_LAST_ROW: Final = re.compile(rb'<(?:\w+:)?row\b[^<>]*?\br="(\d{1,9})"')
-_COLUMN: Final = re.compile(rb'\br="([A-Z]{1,3})\d')
-_COLUMNS: Final = 16_384
-"""Columns of a sheet, at most."""
-
-_TAIL_BYTES: Final = limits.MIB
-
-
-def xlsx(raw: bytes) -> Content:
-    """Read the values of the cells: a block for each sheet, headed by its name; a line for each row that is not empty,
-    tabs between cells. Then the sheet's headers, footers, shapes and comments."""
-    package, unread = Package(raw), Unread()
-    book = _main_part(package, "xl/workbook.xml")
-    targets = {each.id: each.target for each in package.relations(book)}
-    sheets = {each.get("name", ""): targets.get(_relation_id(each), "") for each in package.xml(book).iter("{*}sheet")}
-    in_folder = (name for name in package.names if name.startswith("xl/worksheets/") and name.endswith(".xml"))
-    beside = {}
-    for part in _each_once([*sheets.values(), *in_folder]):
-        if part in package:
-            cells = package.read(part)
-            _check_grid(part, cells)
-            beside[part] = [*_printed(cells), *_beside_sheet(package, part, unread)]
-    content = _workbook(
-        _for_calamine(package, book, raw), unread, {name: beside.get(part, []) for name, part in sheets.items()}
-    )
-    content.fields = core_fields(package) | content.fields
-    return content
-
-
-def xlsb(raw: bytes) -> Content:
-    """Read a binary workbook of Excel 2007 and later."""
-    unread = Unread()
-    parts = Package(raw).names
-    for mark, what in (("comments", "comments"), ("/drawings/drawing", "drawings"), ("/embeddings/", "embedded files")):
-        if any(mark in part for part in parts):
-            unread.add(what)
-    return _workbook(raw, unread, {})
-
-
-def xls(raw: bytes) -> Content:
-    """Read a workbook of before 2007; texts of comments and shapes follow all sheets."""
-    unread = Unread()
-    content = _workbook(raw, unread, {})
-    content.text = "\n\n".join([content.text, *_each_once(_xls_texts(raw, unread))])
-    content.fields |= unread.fields
-    return content
-
-
-_NOTE, _TEXT_OBJECT, _CONTINUE, _MARGINS = 0x1C, 0x1B6, 0x3C, (0x14, 0x15)
-"""Numbers of records in an XLS: a comment's place, the text of a comment or shape, more of the one before, a header
-or a footer."""
-_TEXT_OBJECT_BYTES: Final = 18
-
-
-def _xls_texts(raw: bytes, unread: Unread) -> Iterator[str]:
-    """Yield the texts in an XLS that are not in cells: comments, text boxes, headers, footers."""
-    import olefile
-
-    with olefile.OleFileIO(BytesIO(raw)) as ole:
-        if not ole.exists("Workbook"):
-            unread.add("comments")  # a format of before 1997, where they are written in another way
-            return
-        stream = ole.openstream("Workbook").read()
-        if any("MBD" in "/".join(path) for path in ole.listdir()):
-            unread.add("embedded files")
-    at, awaited = 0, 0
-    while at + 4 <= len(stream):
-        number, size = struct.unpack_from("<HH", stream, at)
-        data = stream[at + 4 : at + 4 + size]
-        at += 4 + size
-        if number == _TEXT_OBJECT and size >= _TEXT_OBJECT_BYTES:
-            awaited, text = struct.unpack_from("<H", data, 10)[0], ""
-        elif number == _CONTINUE and awaited > 0 and data:
-            piece = data[1:].decode("utf-16-le" if data[0] & 1 else "latin-1", "replace")[:awaited]
-            text, awaited = text + piece, awaited - len(piece)
-            if awaited <= 0 and (line := in_row(text)):
-                yield line
-        elif number in _MARGINS and size > 3:
-            words = data[3:].decode("utf-16-le" if data[2] & 1 else "latin-1", "replace")
-            if line := _margin_text(words):
-                yield line
-
-
-def _workbook(raw: bytes, unread: Unread, beside: Mapping[str, list[str]]) -> Content:
-    """Read the sheets of a workbook of any format; ``beside`` has more text of each."""
-    from python_calamine import CalamineError, SheetTypeEnum, WorksheetNotFound, load_workbook
-
-    try:
-        book = load_workbook(BytesIO(raw))
-        blocks = []
-        for sheet in book.sheets_metadata:
-            rows: list[str] = []
-            if sheet.typ == SheetTypeEnum.WorkSheet:
-                try:
-                    rows += ("\t".join(_cells(row)) for row in book.get_sheet_by_name(sheet.name).iter_rows())
-                except WorksheetNotFound:
-                    unread.add("sheets")
-            blocks.append("\n".join([in_row(sheet.name), *(row for row in rows if row)]))
-            blocks += beside.get(sheet.name, [])
-    except CalamineError as e:
-        if "password" in str(e).lower():
-            raise Unreadable("it is encrypted. Save it without a password") from None
-        raise
-    return Content("\n\n".join(blocks), {"pages": len(book.sheet_names)} | unread.fields)
-
-
-_SHEET_MARGIN: Final = re.compile(rb"<(?:\w+:)?(?:odd|even|first)(?:Header|Footer)(?:\s[^<>]*)?>([^<]*)<")
-_MARGIN_CODE: Final = re.compile(r'&(?:"[^"]*"|K[0-9A-Fa-f]{6}|[0-9]{1,3}|[A-Za-z+-])')
-"""Code in the header of a sheet: a font, a colour, a size, a position, or a field."""
-
-
-def _printed(sheet: bytes) -> Iterator[str]:
-    """Yield the headers and footers with which a sheet is printed."""
-    for text in dict.fromkeys(_SHEET_MARGIN.findall(sheet[-_TAIL_BYTES:])):
-        if words := _margin_text(unescape(text.decode("utf-8", "replace"))):
-            yield words
-
-
-def _margin_text(text: str) -> str:
-    words = in_row(_MARGIN_CODE.sub(" ", text.replace("&&", _AMPERSAND))).replace(_AMPERSAND, "&")
-    return " ".join(words.split()) if len(re.findall(r"\w+", words)) > 1 or not _FIELD_CODE.search(text) else ""
-
-
-_FIELD_CODE: Final = re.compile("&[PNDTAFZG]")
-"""Code for a field, such as the number of the page: a header with a word beside it, "Page", says nothing."""
-
-_AMPERSAND: Final = "\ue000"
-"""Placeholder for an ampersand while codes are taken out; a private use character."""
-
-
-def _beside_sheet(package: Package, sheet: str, unread: Unread) -> Iterator[str]:
-    """Yield the texts of shapes and charts on a sheet, then its comments."""
-    listed = package.relations(sheet)
-    if any(each.kind in _EMBEDDED for each in listed):
-        unread.add("embedded files")
-    relations = [each for each in listed if each.target in package]
-    for each in relations:
-        if each.kind in ("drawing", "chart"):
-            yield from _OfficePart(package, each.target, unread).drawing_blocks()
-    threads = [each.target for each in relations if each.kind == "threadedComment"]
-    for part in [*threads, *(each.target for each in relations if each.kind == "comments")]:
-        for comment in package.xml(part).iter("{*}comment", "{*}threadedComment"):
-            pieces = (t.text or "" for t in comment.iter("{*}t", "{*}text") if local_name(t.getparent()) != "rPh")
-            text = in_row("".join(pieces))
-            if text and not (threads and text.startswith(_THREAD)):
-                yield f"{comment.get('ref', '')}: {text}"
-
-
-_THREAD: Final = "[Threaded comment]"
-"""Beginning of the form in which older versions of Excel are shown a comment."""
-
-
-def _for_calamine(package: Package, book: str, raw: bytes) -> bytes:
-    """Return the workbook with its parts where calamine looks for them; most are there already."""
-    expected = {"sharedStrings": "xl/sharedstrings.xml", "styles": "xl/styles.xml"}
-    relations = package.relations(book)
-    moved = {each.target: expected[each.kind] for each in relations if each.kind in expected}
-    moved = {old: new for old, new in {book: "xl/workbook.xml", **moved}.items() if _part_key(old) != new}
-    is_plain = all(mark not in each.stated for each in relations for mark in ("..", "%", "\\"))
-    if not moved and is_plain and "_rels/.rels" in package and not package.has_rooted_names:
-        return raw
-    from xml.sax.saxutils import quoteattr
-
-    listed = "".join(
-        f"<Relationship Id={quoteattr(each.id)} Type={quoteattr(_OFFICE_RELATION + each.kind)} "
-        f"Target={quoteattr('/' + moved.get(each.target, each.target))}/>"
-        for each in relations
-    )
-    out = BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        root = f'<Relationship Id="book" Type="{_OFFICE_RELATION}officeDocument" Target="xl/workbook.xml"/>'
-        archive.writestr("_rels/.rels", f'<Relationships xmlns="{_RELATIONS}">{root}</Relationships>')
-        archive.writestr("xl/_rels/workbook.xml.rels", f'<Relationships xmlns="{_RELATIONS}">{listed}</Relationships>')
-        for part in _each_once([book, *(each.target for each in relations if each.target in package)]):
-            archive.writestr(moved.get(part, part), package.read(part))
-    return out.getvalue()
-
-
-_RELATIONS: Final = "http://schemas.openxmlformats.org/package/2006/relationships"
-_OFFICE_RELATION: Final = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/"
-
-
-def _check_grid(name: str, sheet: bytes) -> None:
-    """Refuse a sheet that would exhaust memory: the reader allocates the full grid, however few of its cells are used.
-
-    Raises:
-        Unreadable: the grid is too large.
-    """
-    rows = max((int(row) for row in _LAST_ROW.findall(sheet[-_TAIL_BYTES:])), default=1)
-    if rows * _COLUMNS <= limits.EXTRACT_CELLS:
-        return
-    columns = max((_column_number(letters) for letters in set(_COLUMN.findall(sheet))), default=1)
-    if rows * columns > limits.EXTRACT_CELLS:
-        raise Unreadable(
-            f"{name} spans {rows} rows and {columns} columns, more than {limits.EXTRACT_CELLS} cells. "
-            "Delete the stray cells at its end, or split it"
-        )
-
-
-def _column_number(letters: bytes) -> int:
-    """Return a column's number: A is 1, AA 27."""
-    number = 0
-    for letter in letters:
-        number = number * 26 + letter - 64
-    return number
-
-
-def _cells(row: Iterable[Any]) -> list[str]:
-    """Return the texts of a row's cells, without empty ones at its end."""
-    texts = [_cell_text(value) for value in row]
-    while texts and not texts[-1]:
-        texts.pop()
-    return texts
-
-
-def _cell_text(value: Any) -> str:
-    match value:
-        case float() if value.is_integer():
-            return str(int(value))
-        case datetime():
-            return format_time(value)
-        case date() | time() | timedelta():
-            return str(value)
-    return in_row(str(value))

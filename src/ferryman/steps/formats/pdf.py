@@ -15,6 +15,12 @@ from ferryman.steps.formats import Attachment, Content, Unread, Unreadable, clea
 _HYPHEN: Final = re.compile("[\ufffe\x02](?:\r?\n)?")
 """Hyphen that PDFium recognised as one at the end of a line, in the middle of a word."""
 
+_LIGATURES: Final = {0x1B: "ff", 0x1C: "fi", 0x1D: "fl", 0x1E: "ffi", 0x1F: "ffl"}
+"""Ligatures of TeX's bitmap fonts (T1), which have no names there: PDFium gives their numbers, which mean nothing in a
+text."""
+
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+
 _DATE: Final = re.compile(r"(?:D:)?(\d{4})(\d\d)?(\d\d)?(\d\d)?(\d\d)?(\d\d)?(?:(Z)|([+-])(\d\d)'?(\d\d)?'?)?")
 
 
@@ -103,7 +109,7 @@ class _Book:
             return ""
         try:
             letters = page.get_textpage()
-            text: str = letters.get_text_range()
+            text = self._readable(letters, letters.get_text_range())
             letters.close()
             blocks = list(dict.fromkeys(self._beside(page)))
             if not text.strip() and not blocks and self._has_picture(page):
@@ -111,6 +117,19 @@ class _Book:
             return "\n\n".join([text, *blocks])
         finally:
             page.close()
+
+    def _readable(self, letters: Any, text: str) -> str:
+        """Return a page's text with TeX's ligatures as letters; characters whose meaning its fonts do not say are
+        named as unread."""
+        pdfium = self._pdfium
+        if not text.isascii() or _CONTROLS.search(text):
+            for index in range(letters.count_chars()):
+                code = pdfium.FPDFText_GetUnicode(letters, index)
+                is_doubtful = code > 0x7E or (code < 0x20 and code not in _LIGATURES)
+                if is_doubtful and pdfium.FPDFText_HasUnicodeMapError(letters, index) == 1:
+                    self.unread.add("characters")
+                    break
+        return text.translate(_LIGATURES)
 
     def _leave_out(self, number: int, what: str) -> None:
         self.unread.add(what)

@@ -45,7 +45,7 @@ _NOTES: Final = frozenset(
     {"footnote", "annotation", "header", "headerl", "headerr", "headerf", "footer", "footerl", "footerr", "footerf"}
 )
 """Groups whose text stands after that of the document."""
-_READ_IF_STARRED: Final = frozenset({"annotation", "fldinst", "shpinst", "shptxt", "ud"})
+_READ_IF_STARRED: Final = _NOTES | {"fldinst", "shpinst", "shptxt", "ud"}
 """Groups that older programs may skip, and this one does not."""
 _SKIPPED: Final = frozenset(
     {"aftncn", "aftnsep", "aftnsepc", "atnauthor", "atndate", "atnicn", "atnid", "atnparent", "atnref", "atntime"}
