@@ -17,7 +17,6 @@ from ferryman.testing.destinations import delivery
 from tests.destinations.sql_table import opened
 from tests.support.full_disk import Disk, disk
 
-
 __all__ = ["disk"]
 
 
