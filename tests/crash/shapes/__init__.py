@@ -28,9 +28,11 @@ from tests.crash.shapes.together import (
 )
 from tests.crash.shapes.trouble import (
     build_deadly,
+    build_doubted,
     build_hung,
     build_outage,
     expected_deadly,
+    expected_doubted,
     expected_hung,
     expected_outage,
 )
@@ -53,6 +55,7 @@ SHAPES: dict[str, Shape] = {
     ),
     "outage": Shape(2, build_outage, expected_outage, wait=0),
     "hung": Shape(2, build_hung, expected_hung, waits=(0, 30), wave_bytes=2, hangs=True),
+    "doubted": Shape(2, build_doubted, expected_doubted, left=3, wave_bytes=1 << 30, breaks=True),
     "others": Shape(
         2, build_others, dict, verbs=("force", "run"), passes=("command.",), expected_by=expected_others, wave_bytes=2
     ),
@@ -72,6 +75,10 @@ def applies(point: str, guarantee: str, shape: str) -> bool:
     if point == "deliver.hung":
         return SHAPES[shape].hangs
     if shape == "deadly" and not point.startswith(("transform.", "commit.", "wave.", "deliver.", "sweep.")):
+        return False
+    if shape == "doubted" and not point.startswith(
+        ("epoch.", "deliver.", "settle.", "ledger.", "documents.", "outbox.")
+    ):
         return False
     if point == "deliver.claimed":
         return guarantee in (MIXED, "at-most-once")

@@ -30,7 +30,8 @@ def check(root: Path, name: str, guarantee: str, unknown: Unknown, ledger: list[
     """Every destination against the oracle. ``killed``: what was killed in the last stage: driver, executor or ""."""
     shape = SHAPES[name]
     of = shape.guarantees(guarantee)
-    unknown = unknown | ever_unknown(ledger) if shape.hangs else unknown
+    given_up = shape.hangs or shape.breaks
+    unknown = unknown | ever_unknown(ledger) if given_up else unknown
     doubled_at = set()
     by_chance = shape.expected_by is not None
     for names, all_wanted in (shape.expected_by(ledger) if shape.expected_by else shape.expected()).items():
@@ -51,9 +52,10 @@ def check(root: Path, name: str, guarantee: str, unknown: Unknown, ledger: list[
             in_order(there, again=by_chance or shape.from_version is not None)
     assert len(doubled_at) <= 1, "one process was killed, and several destinations got doubles"
     assert all(of[n] == "at-most-once" for n, *_ in unknown), "unknown, where nothing can be"
-    given_up = BATCH * shape.stages * sum(promise == "at-most-once" for promise in of.values()) if shape.hangs else 0
-    assert not unknown or killed == "executor" or given_up, "nothing was in flight, and something is unknown"
-    assert len(unknown) <= BATCH + given_up, "more in doubt than was in flight"
+    at_most_once = sum(promise == "at-most-once" for promise in of.values())
+    without_kill = BATCH * shape.stages * at_most_once if given_up else 0
+    assert not unknown or killed == "executor" or without_kill, "nothing was in flight, and something is unknown"
+    assert len(unknown) <= BATCH + without_kill, "more in doubt than was in flight"
     _one_branch(ledger)
 
 
