@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from ferryman.errors import Misconfigured, Unavailable
 from tests.support.delivering import HUNG_S, hang, kept, sizes
 from tests.support.invariants import rows
 from tests.support.plan_world import PlanWorld
+from tests.support.recorder import Recorder
+from tests.support.sleeper import Sleeper
 
 WAYS: dict[str, Callable[[], Exception]] = {
     "reset": lambda: ConnectionResetError("Connection reset by peer"),
@@ -202,3 +205,72 @@ def test_an_error_that_passes_spends_nothing(place: Path) -> None:
     assert trial.run(wait=0).exit == 0
     assert sizes(out) == [8, 8]
     assert {line["attempt"] for line in out.lines()} == {1}
+
+
+class Closing(Recorder):
+    """Takes long to be closed, once: it ends after the engine has given it up."""
+
+    def close(self) -> None:
+        super().close()
+        flag = Path(self.path).with_name("closed")
+        if not flag.exists():
+            flag.touch()
+            time.sleep(1.5)
+
+
+@pytest.mark.rule("destination.doubted", "destination.given-up")
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_no_answer_of_a_call_that_was_given_up_is_taken_for_another_ones(place: Path, guarantee: str) -> None:
+    """The connection is broken, and closing it hangs: whatever is called next has its own answer."""
+
+    def answer(delivery: Delivery) -> Outcome:
+        return Outcome.permanent("no") if delivery.id == "d01" else Outcome.ok()
+
+    out = Closing(
+        place / "out.jsonl",
+        answer,
+        before=breaks_at("reset", "d03"),
+        transactional=guarantee == "exactly-once",
+    )
+    trial = PlanWorld(place).build(out=out, guarantee=guarantee, batch=8, attempts=1, send_timeout=1)
+    trial.put(*names(16))
+    trial.run(**Sleeper().options())
+    assert (place / "closed").exists()
+    assert trial.counts() == {"delivered": 14, "failed": 2}
+    assert trial.history("d01")[-1]["message"] == "no"
+    assert out.counted() == dict.fromkeys(sorted({*names(16)} - {"d01", "d03"}), 1)
+
+
+class HangsInHalves(Recorder):
+    """Breaks the connection of a chunk, then hangs with its second half."""
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        seen = Path(self.path).with_name("seen")
+        if not seen.exists() and chunk[0].id == "d04" and len(chunk) == 4:
+            seen.touch()
+            hang(chunk)
+        return super().write(chunk)
+
+
+@pytest.mark.rule("destination.doubted")
+def test_what_was_accepted_before_a_half_hangs_counts(place: Path) -> None:
+    """It is not sent again, though nobody was killed."""
+    out = HangsInHalves(place / "out.jsonl", before=breaks_above(4))
+    trial = PlanWorld(place).build(out=out, batch=8, send_timeout=1)
+    trial.put(*names(8))
+    trial.run(**Sleeper().options())
+    assert (place / "seen").exists()
+    assert trial.counts() == {"delivered": 8}
+    assert out.counted() == dict.fromkeys(names(8), 1)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
+def test_a_destination_is_closed_as_often_as_it_is_opened(place: Path, guarantee: str) -> None:
+    """Also where a lane stops, and where it is opened again within one; else each pass would leave a connection."""
+    out = kept(place, guarantee, before=breaks_at("reset", "d03"))
+    trial = PlanWorld(place).build(out=out, guarantee=guarantee, batch=4, attempts=2, backoff=0)
+    trial.put(*names(8))
+    trial.run(**Sleeper().options())
+    calls = [note["called"] for note in out.notes() if note.get("called") in ("open", "close")]
+    assert calls == ["open", "close"] * (len(calls) // 2)
+    assert len(calls) > 2

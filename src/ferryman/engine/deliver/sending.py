@@ -120,6 +120,8 @@ class FileDelivery:
         self.unreadable: dict[int, str] = {}
         self.last_published = time.monotonic()
         self.pending: list[tuple[int, int, list[RowResult]]] = []
+        self._halving_stop: LaneStop | None = None
+        """Reason why the halves of the current chunk were not all sent."""
 
     def deliver(self) -> None:
         done = self._find_done_ranges()
@@ -304,6 +306,7 @@ class FileDelivery:
             return
         indexes = _leave_out(range(start, end), waiting)
         hung: LaneStop | None = None
+        self._halving_stop = None
         try:
             outcomes = self._write_or_split(indexes)  # 3
             self.turn.note_answers(outcomes)
@@ -321,7 +324,12 @@ class FileDelivery:
             self.pending.append((start, end, self._row_results(start, end, every)))
         else:
             self._note(rows, start, end, every)  # 4
-        stop = hung or self._universal_stop(indexes, outcomes) or self.turn.check_same_error(outcomes)
+        stop = (
+            hung
+            or self._halving_stop
+            or self._universal_stop(indexes, outcomes)
+            or self.turn.check_same_error(outcomes)
+        )
         if stop is not None:
             raise stop
         self._write_part_in_time()
@@ -373,7 +381,8 @@ class FileDelivery:
         """Send in halves what failed as if the whole destination did; return the outcomes, of which only those of rows
         that failed so alone are still universal.
 
-        If all rows are accepted in smaller chunks, the chunk was too large.
+        If all rows are accepted in smaller chunks, the chunk was too large. If the destination hangs or cannot be
+        opened, what it has accepted by then counts, and ``_halving_stop`` ends the lane.
         """
         failed = [] if outcomes is None else [at for at, o in zip(indexes, outcomes, strict=True) if is_doubtful(o)]
         if not failed or outcomes is None or len(indexes) == 1:
@@ -382,10 +391,17 @@ class FileDelivery:
         middle = max(1, len(failed) // 2)
         accepted_bytes = 0
         for half in filter(None, (failed[:middle], failed[middle:])):
-            if not (self.turn.may_doubt() and self.turn.may_send()):
+            if self._halving_stop is not None or not (self.turn.may_doubt() and self.turn.may_send()):
                 break
-            self.turn.reopen()
-            answers = self._write_or_split(half)
+            try:
+                self.turn.reopen()
+                answers = self._write_or_split(half)
+            except Hung as e:
+                self._halving_stop = LaneStop(f"write: {e}", hung=True, sequences=self._sequences(half))
+                break
+            except LaneStop as stop:
+                self._halving_stop = stop
+                break
             self.turn.note_answers(answers)
             if len(half) == 1:
                 self.turn.sent_alone.update(self._sequences(half))
@@ -682,7 +698,7 @@ class Pass:
             _deliver_files(turn, lane.files)
             turn.close()
         except LaneStop as stop:
-            stopped = stop
+            stopped = _close_after(turn, stop)
         turn.end()
         if turn.has_abandoned_call and (socket.gethostname(), os.getpid()) != self.driver:
             journal.give_up(self.number, node.name, stopped.why)
@@ -713,6 +729,17 @@ def _deliver_files(turn: Turn, files: Sequence[OutboxFile]) -> None:
     if turn.alone and not turn.accepted:
         outcome = next(iter(turn.alone.values()))
         raise LaneStop(plain_text(outcome.why), outcome.kind == "permanent", sequences=[*turn.alone])
+
+
+def _close_after(turn: Turn, stop: LaneStop) -> LaneStop:
+    """Close the destination of a lane that has stopped, unless a call of it hangs; return why the lane has stopped."""
+    if stop.hung:
+        return stop
+    try:
+        turn.close_broken()
+    except LaneStop as hung:
+        return hung
+    return stop
 
 
 def context_of(

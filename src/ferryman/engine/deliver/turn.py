@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -105,6 +104,7 @@ class Turn:
         """Sends since the last one that was accepted."""
         self._context: tuple[Any, ...] = ()
         """Arguments of ``open``."""
+        self._is_open = False
         self.progress = ProgressWriter(current.progress_folder)
         self.root = root
         self.node = node
@@ -135,15 +135,34 @@ class Turn:
         """Open the destination."""
         self._context = context
         self._call_for_lane(self.node.destination.open, *context)
+        self._is_open = True
 
     def close(self) -> None:
         """Close the destination."""
+        self._is_open = False
         self._call_for_lane(self.node.destination.close)
 
-    def reopen(self) -> None:
-        """Close and open the destination after a ``write`` that failed as a whole: its connection may be broken."""
-        with contextlib.suppress(Exception):
+    def close_broken(self) -> None:
+        """Close the destination after a ``write`` that failed as a whole: its connection may be broken, and closing it
+        may fail, too.
+
+        Raises:
+            LaneStop: it hangs. Nothing may be called any more: its answer would be taken for that of the next call.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
             self.call(self.node.destination.close)
+        except Hung as e:
+            if self.has_abandoned_call:
+                raise LaneStop(f"close: {e}", hung=True) from e
+        except Exception:
+            return  # what it says of a broken connection is of no interest
+
+    def reopen(self) -> None:
+        """Close and open the destination after a ``write`` that failed as a whole."""
+        self.close_broken()
         self.open(*self._context)
 
     def _call_for_lane(self, function: Any, *args: Any) -> None:
@@ -278,6 +297,8 @@ class ThreadCaller:
         meanwhile: Callable[[], object] = lambda: None,
     ) -> Any:
         """Call ``function`` in a thread, see ``Caller.call``."""
+        if self.has_abandoned_call:
+            raise Hung("an earlier call has not returned")
         self._calls.put((function, args))
         until = time.monotonic() + timeout_s
         while True:
