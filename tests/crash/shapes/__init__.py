@@ -68,9 +68,9 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-DOUBTED = tuple(
-    p for p in POINTS if p.startswith(("epoch.", "deliver.", "settle.", "ledger.", "documents.", "outbox."))
-)
+_DOUBTED_PHASES = ("epoch.", "deliver.", "settle.", "ledger.", "documents.", "outbox.")
+
+DOUBTED = tuple(point for point in POINTS if point.startswith(_DOUBTED_PHASES))
 """Points of the phases in which a destination is doubted."""
 
 
