@@ -143,7 +143,7 @@ def dies_in_a_task(job: Job) -> bool:
     if job.fork:
         return True
     points = [spec.partition(":")[0] for spec, _ in job.arm]
-    return not job.stop and any(crash.POINTS.get(point) == crash.EXECUTOR for point in points)
+    return not job.stop and any(crash.POINTS[point] == crash.EXECUTOR for point in points)
 
 
 def state_of(job: Job) -> str:
