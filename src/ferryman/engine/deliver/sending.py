@@ -381,8 +381,8 @@ class FileDelivery:
         """Send in halves what failed as if the whole destination did; return the outcomes, of which only those of rows
         that failed so alone are still universal.
 
-        If all rows are accepted in smaller chunks, the chunk was too large. If the destination hangs or cannot be
-        opened, what it has accepted by then counts, and ``_halving_stop`` ends the lane.
+        If all rows of the chunk that failed first are accepted in smaller ones, it was too large. If the destination
+        hangs or cannot be opened, what it has accepted by then counts, and ``_halving_stop`` ends the lane.
         """
         failed = [] if outcomes is None else [at for at, o in zip(indexes, outcomes, strict=True) if is_doubtful(o)]
         if not failed or outcomes is None or len(indexes) == 1:
@@ -410,7 +410,8 @@ class FileDelivery:
             else:
                 answers = self._halve(half, answers)
             by_index.update(zip(half, answers or repeat(Outcome.ok()), strict=False))
-        if accepted_bytes and len(failed) == len(indexes) and not any(o.universal for o in by_index.values()):
+        all_accepted = len(failed) == len(indexes) and not any(o.universal for o in by_index.values())
+        if accepted_bytes and all_accepted and self.turn.doubt.stopped.issuperset(self._sequences(indexes)):
             self.turn.takes_bytes = min(self.turn.takes_bytes or accepted_bytes, accepted_bytes)
         return [by_index[at] for at in indexes]
 
@@ -654,6 +655,8 @@ class LaneReport(NamedTuple):
     """Sequences of rows that failed so alone, while others were accepted."""
     takes_bytes: int = 0
     """Largest chunk, in bytes, that was accepted in place of a larger one that was not; 0: there was none."""
+    accepted: bool = False
+    """The destination has answered for single rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -704,15 +707,16 @@ class Pass:
             journal.give_up(self.number, node.name, stopped.why)
             crash.point("deliver.hung")
             os._exit(1)
-        alone = tuple(turn.alone) if turn.accepted else ()
+        unexplained = set(turn.unexplained())
         return LaneReport(
             node.name,
             stopped.why,
             stopped.permanent,
             stopped.hung,
             stopped_at=tuple(stopped.sequences),
-            alone=alone,
+            alone=tuple(n for n in turn.alone if n not in unexplained),
             takes_bytes=turn.takes_bytes,
+            accepted=turn.accepted,
         )
 
 
@@ -726,9 +730,9 @@ def _deliver_files(turn: Turn, files: Sequence[OutboxFile]) -> None:
             with_last.append(file)
     for file in with_last:
         FileDelivery(turn, file, alone=True).deliver()
-    if turn.alone and not turn.accepted:
-        outcome = next(iter(turn.alone.values()))
-        raise LaneStop(plain_text(outcome.why), outcome.kind == "permanent", sequences=[*turn.alone])
+    if unexplained := turn.unexplained():
+        outcome = turn.alone[unexplained[0]]
+        raise LaneStop(plain_text(outcome.why), outcome.kind == "permanent", sequences=unexplained)
 
 
 def _close_after(turn: Turn, stop: LaneStop) -> LaneStop:

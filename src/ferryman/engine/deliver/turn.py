@@ -179,6 +179,11 @@ class Turn:
         """Return whether another send may show that rows are to blame, not the destination."""
         return self._failures_in_a_row < limits.DOUBTED_SENDS
 
+    def unexplained(self) -> list[int]:
+        """Return the rows that failed alone although nothing shows that the destination is well: no other row was
+        accepted, in this pass or in the one in which their chunk failed first."""
+        return [] if self.accepted else [n for n in self.alone if n not in self.doubt.suspects]
+
     def note_answers(self, outcomes: list[Outcome] | None) -> None:
         """Record whether the destination has answered for single rows."""
         if outcomes is None or any(not o.universal and o.kind in _ANSWERS for o in outcomes):
@@ -380,7 +385,7 @@ class _DestinationServer:
 
     def __call__(self, request: tuple[str, tuple[Any, ...], tuple[Any, ...] | None]) -> Any:  # pragma: no cover
         name, args, opened = request
-        if opened is not None and not self._is_open:
+        if opened is not None and not self._is_open and name != "open":
             self._destination.open(*opened)
         self._is_open = True
         return _read_all(getattr(self._destination, name)(*args))
