@@ -183,20 +183,14 @@ def expected_hung() -> dict[str, Arrived]:
 
 # -- a destination whose connection breaks, although it is well: of one row, and of chunks that are too large ----------
 
-POISON = "r3"
+POISON = "r7"
 MOST = 24
 """Bytes of content that a chunk may have."""
 SENT = [
     {"r1": "first 1", "r2": "first 2", "r9": "first 9"},
-    {
-        "r1": "changed 01",
-        "r2": "changed 02",
-        POISON: "poison",
-        "r4": "new 000004",
-        "r5": "new 000005",
-        "r6": "new 000006",
-    },
+    {"r1": "changed 01", "r2": "changed 02", "r4": "new text 4", "r5": "new text 5", "r6": "six", POISON: "poison"},
 ]
+"""In the last stage the first chunk is too large, which the next pass finds out; then there is one with the poison."""
 
 
 class Doubted(Shelf):
