@@ -16,7 +16,7 @@ from ferryman.engine.commands import apply
 from ferryman.engine.flow import FlowRun, take_plans
 from ferryman.engine.migration import migrate
 from ferryman.engine.run import Run
-from ferryman.engine.settings import RunSettings
+from ferryman.engine.settings import RunSettings, SparkSettings
 from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
 from ferryman.observe import Observer, Silent
@@ -162,10 +162,8 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
     with driver.drive(
         plan,
         state,
-        chosen["spark"],
-        chosen["master"],
-        chosen["conf"] or {},
-        chosen["accept_changes"],
+        _spark_of(chosen),
+        accept_changes=chosen["accept_changes"],
         preflight=chosen["preflight"],
         take_over=chosen["take_over"],
         observer=observer,
@@ -176,6 +174,10 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
             observer,
             _settings_of(chosen, targets),
         ).run(chosen["every"])
+
+
+def _spark_of(options: RunOptions) -> SparkSettings:
+    return SparkSettings.of(options["spark"], options["master"], options["conf"])
 
 
 def _settings_of(options: RunOptions, targets: Sequence[NotifyTarget]) -> RunSettings:
@@ -201,9 +203,7 @@ def _run_flow(flow: Flow, options: RunOptions, targets: Sequence[NotifyTarget], 
         driver.open_runner(
             flow.name,
             flow.plans,
-            options["spark"],
-            options["master"],
-            options["conf"] or {},
+            _spark_of(options),
             observer,
             start_early=any(driver.needs_executors(each.state) for each in plans),
         ) as runner,

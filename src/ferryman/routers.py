@@ -55,6 +55,9 @@ class Router:
     def open(self, branches: Sequence[str], task: int) -> None:
         """Prepare for choosing. Called once per task, in the worker.
 
+        An exception concerns the router as a whole: documents that come to it stay pending and spend no attempt, and it
+        is opened again later. A ``PermanentError`` stops it for the rest of the run.
+
         Args:
             branches: in the order of the plan.
             task: number of the task in its wave, from 0.

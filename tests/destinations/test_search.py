@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,9 @@ from ferryman.destinations.sql.search import search
 from ferryman.errors import UsageError
 from ferryman.testing.destinations import delivery
 from tests.destinations.sql_table import opened
+from tests.support.full_disk import Disk, disk
+
+__all__ = ["disk"]
 
 
 @pytest.fixture
@@ -120,3 +124,22 @@ def test_searching_while_somebody_writes(index: str) -> None:
         writer.execute("BEGIN IMMEDIATE")
         writer.execute("DELETE FROM documents")
         assert ids(index, "lear") == ["lear"]
+
+
+def test_searching_on_a_read_only_disk(index: str, disk: Disk) -> None:
+    """SQLite needs files beside the database, which cannot be made there; changes that are in one of them are not lost
+    from sight in silence."""
+    copies = disk.folder / "a #copy of 100%"
+    copies.mkdir()
+    shutil.copy(index, copies)
+    with closing(sqlite3.connect(index)) as writer:
+        writer.execute("UPDATE documents SET title = 'Lear' WHERE id = 'lear'")
+        writer.commit()
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{index}{suffix}", disk.folder)
+    disk.refuse_changes()
+    assert ids(str(copies / "index.db"), "king") == ids(index, "king")
+    assert ids(f"sqlite:///{copies / 'index.db'}", "question") == ["hamlet"]
+    with pytest.raises(UsageError, match=r"index\.db-wal, which cannot be read on a read-only disk"):
+        ids(str(disk.folder / "index.db"), "king")
+    assert sorted(each.name for each in copies.iterdir()) == ["index.db"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from ferryman import limits
 from ferryman.document import Document
 from ferryman.engine.run import Run
 from ferryman.engine.settings import RunSettings
-from ferryman.errors import Misconfigured, TransientError, Unavailable
+from ferryman.errors import Misconfigured, PermanentError, TransientError, Unavailable
 from ferryman.routers import Duplicate, Router
 from ferryman.sources.base import Listed
 from ferryman.testing.inprocess import InProcess
@@ -146,6 +147,71 @@ def test_a_router_that_is_away_harms_nobody(place: Path) -> None:
     flag.unlink()
     assert net.run().exit == 0
     assert len(net.arrived("left")) == 25
+
+
+class Opening(Router):
+    """Cannot be opened while something is missing."""
+
+    def __init__(self, flag: Path, error: Callable[[], BaseException]) -> None:
+        self.flag = flag
+        self.error = error
+
+    def open(self, branches: Sequence[str], task: int) -> None:
+        if self.flag.exists():
+            raise self.error()
+
+    def choose(self, doc: Document) -> str:
+        return "left"
+
+
+OPENING: dict[str, tuple[Callable[[], BaseException], str]] = {
+    "unforeseen": (lambda: KeyError("rules"), "is not available: Unavailable: open: KeyError: 'rules'"),
+    "exit": (lambda: SystemExit(3), "is not available: Unavailable: open: SystemExit: 3"),
+    "permanent": (lambda: PermanentError("no rules"), "is stopped: Misconfigured: open: PermanentError: no rules"),
+}
+
+
+@pytest.mark.rule("outage.step", "outage.others")
+@pytest.mark.parametrize("way", ["one by one", "concurrent", "in a child"])
+@pytest.mark.parametrize(("error", "says"), OPENING.values(), ids=OPENING)
+def test_a_router_that_cannot_be_opened_harms_nobody(
+    place: Path, error: Callable[[], BaseException], says: str, way: str
+) -> None:
+    """It is named, its documents wait and spend no attempt, and what does not come to it is delivered."""
+    net = PlanWorld.empty(place)
+    flag = down(place)
+    first = net.source()
+    if way == "in a child":
+        first = first.step("kills", kill_for_the_first, attempts=1)
+    both = first.route("both", Duplicate())
+    both.destination("near", net.out("near"))
+    before = both.step("before", net.counting("before"), concurrency=2 if way == "concurrent" else 1)
+    fork = before.route("fork", Opening(flag, error))
+    fork.destination("left", net.out("left"))
+    fork.destination("right", net.out("right"))
+    net.source("more").destination("more-out", net.out("more-out"))
+    net.put(*ids(25))
+    net.put("x", source="more")
+    runner = InProcess(fork=way == "in a child")
+    summary = net.run(wait=0, runner=runner)
+    assert f"router fork {says}" in " ".join(summary.messages)
+    count = 24 if way == "in a child" else 25
+    assert (net.counts("left")["pending"], net.counts("near")["delivered"], net.counts("more-out")["delivered"]) == (
+        count,
+        count,
+        1,
+    )
+    assert (summary.exit, summary.rejected) == (4, 0 if count == 25 else 3)
+    assert {d["attempt"] for d in net.deliveries() if d["destination"] == "left" and d["status"] == "ERROR"} == {0}
+    flag.unlink()
+    net.run(runner=runner)
+    assert (len(net.arrived("left")), net.counts("right")["dropped"]) == (count, count)
+
+
+def kill_for_the_first(doc: Document) -> Document:
+    if doc.id == "d001":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return doc
 
 
 SHARES: dict[str, Callable[[], BaseException]] = {

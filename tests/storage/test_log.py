@@ -16,6 +16,7 @@ from ferryman.storage import files
 from ferryman.storage.delta import DataFile, DeltaLog
 from ferryman.storage.tables import Table
 from tests.storage.conftest import APPLICATION, SCHEMA, add, make_table
+from tests.support.damage import versions_of
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -78,7 +79,7 @@ def test_a_whole_log_is_accepted_and_left_alone(either: Table) -> None:
 def test_a_checkpoint_trims_the_log(filled: Table) -> None:
     """Only the checkpoint's own commit stays; the rows are all there."""
     filled.checkpoint()
-    assert filled.log.versions() == [4]
+    assert versions_of(filled.log) == [4]
     again = Table(filled.folder, SCHEMA, [])
     again.load([APPLICATION])
     assert again.files.keys() == filled.files.keys()
@@ -90,7 +91,7 @@ def test_a_second_checkpoint_replaces_the_first(folded: Table) -> None:
     """One checkpoint, the log behind it."""
     folded.checkpoint()
     assert checkpoint_of(folded).name == f"{6:020d}.checkpoint.parquet"
-    assert folded.log.versions() == [6]
+    assert versions_of(folded.log) == [6]
     folded.log.verify()
 
 
@@ -125,7 +126,7 @@ def test_half_written_files_are_removed(filled: Table) -> None:
 @pytest.mark.parametrize("which", [0, -1])
 def test_an_entry_that_is_torn_is_refused_by_name(filled: Table, which: int) -> None:
     """It took effect, so it is damage, first or last."""
-    path = filled.log.path(filled.log.versions()[which])
+    path = filled.log.path(versions_of(filled.log)[which])
     path.write_bytes(path.read_bytes()[:-20])
     assert refused(filled).path == str(path)
 
@@ -133,7 +134,7 @@ def test_an_entry_that_is_torn_is_refused_by_name(filled: Table, which: int) -> 
 @pytest.mark.parametrize("at", [0, 0.3, 0.7, 1])
 def test_a_flipped_byte_in_an_entry_is_refused_by_name(either: Table, at: float) -> None:
     """Wherever it is, in whichever entry."""
-    for version in either.log.versions():
+    for version in versions_of(either.log):
         path = either.log.path(version)
         flip(path, at)
         assert refused(either).path == str(path)
@@ -143,7 +144,7 @@ def test_a_flipped_byte_in_an_entry_is_refused_by_name(either: Table, at: float)
 
 def test_a_missing_entry_is_refused_by_name(either: Table) -> None:
     """First or in the middle; the last is missed by another table of the state."""
-    for version in either.log.versions()[:-1]:
+    for version in versions_of(either.log)[:-1]:
         path = either.log.path(version)
         data = path.read_bytes()
         path.unlink()

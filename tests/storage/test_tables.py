@@ -21,6 +21,7 @@ from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.parquet import write_part
 from ferryman.storage.tables import Table
 from tests.storage.conftest import APPLICATION, SCHEMA, add, make_table
+from tests.support.damage import versions_of
 
 
 def open_table(table: Table) -> Table:
@@ -37,7 +38,7 @@ def numbers(table: Table) -> list[int]:
 
 
 def entries(table: Table) -> int:
-    return len(table.log.versions())
+    return len(versions_of(table.log))
 
 
 # --- one driver -----------------------------------------------------------------------------------------

@@ -215,9 +215,9 @@ class Destination:
     """Base of all destinations. Only ``effect`` and ``write`` are required.
 
     Called in this order: ``check`` in the driver before a wave is delivered; then in a worker, all from one thread,
-    ``open`` once per task, ``write`` any number of times, ``close`` once (not after a kill). After a crash any
-    ``write`` may be repeated with the same deliveries, unless the guarantee is at-most-once. After a ``write`` that
-    failed as if the whole destination did, ``close`` and ``open`` may be called before the next one.
+    ``open`` once per task, ``write`` any number of times, ``close`` once (not after a kill, or a call that hung). After
+    a crash any ``write`` may be repeated with the same deliveries, unless the guarantee is at-most-once. After a
+    ``write`` that failed as if the whole destination did, ``close`` and ``open`` may be called before the next one.
 
     ``check``, ``open`` and ``write`` report that the whole destination is down by raising ``ConnectionError``,
     ``TimeoutError`` or ``Unavailable(why)``, and that an operator must fix it by raising ``Misconfigured(why)``. Of

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
 
 from ferryman.engine import migration
 from ferryman.engine.preflight import check_runner
@@ -14,6 +12,7 @@ from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.class_sharing import make_in_background
 from ferryman.engine.runner.java import check_java
 from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of
+from ferryman.engine.settings import SparkSettings
 from ferryman.errors import EngineError, FerrymanError
 from ferryman.observe import Observer
 from ferryman.plan import Plan, SourceNode
@@ -27,11 +26,9 @@ from ferryman.storage.files import StatePath, is_disk_full
 def drive(
     plan: Plan,
     state: str | StatePath | None,
-    spark: Any = None,
-    master: str = "local[*]",
-    conf: Mapping[str, str] = MappingProxyType({}),
-    accept_changes: bool = False,
+    spark: SparkSettings,
     *,
+    accept_changes: bool = False,
     preflight: bool = True,
     take_over: bool = False,
     observer: Observer,
@@ -44,7 +41,7 @@ def drive(
         State.take(root, plan, take_over=take_over) as held_state,
         explain_errors(held_state),
         check_plan_changes(held_state, accept_changes),
-        open_runner(plan.key, [plan], spark, master, conf, observer, start_early=needs_executors(held_state)) as runner,
+        open_runner(plan.key, [plan], spark, observer, start_early=needs_executors(held_state)) as runner,
         check_executors(runner, [held_state], preflight, observer) as checked_runner,
     ):
         yield held_state, checked_runner
@@ -96,10 +93,9 @@ def record_plan_changes(state: State, accept_changes: bool) -> None:
 def open_runner(
     name: str,
     plans: Collection[Plan],
-    spark: Any,
-    master: str,
-    conf: Mapping[str, str],
+    spark: SparkSettings,
     observer: Observer,
+    *,
     start_early: bool = False,
 ) -> Iterator[Runner]:
     """Yield a runner on the given session, on the program's own, or on one of ours; see ``engine.runner.sessions``.
@@ -112,11 +108,14 @@ def open_runner(
     Raises:
         UsageError: Spark cannot be started like this, or the given session was stopped.
     """
-    if spark is not None or "pyspark" in sys.modules:  # loading PySpark only to look for a session takes a second
+    given, master, conf = spark
+    if (
+        spark.session is not None or "pyspark" in sys.modules
+    ):  # loading PySpark only to look for a session takes a second
         from ferryman.engine.runner.sessions import check_session, ignored_settings, program_session
         from ferryman.engine.runner.spark import SparkRunner
 
-        if (existing := program_session() if spark is None else check_session(spark)) is not None:
+        if (existing := program_session() if given is None else check_session(given)) is not None:
             for note in ignored_settings(existing, master, conf):
                 observer.message(note)
             runner = SparkRunner(existing)

@@ -31,6 +31,7 @@ from ferryman.engine.results import NO_IDS, Listing, Staged, WantedIds
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.scan.phase import ChangeSet, detect_changes
+from ferryman.engine.settings import SparkSettings
 from ferryman.engine.tasks import BATCH_FILE, LISTED, LogSplit, Reason, RowRange, TaskSplit, link_files
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.calls import signals_interrupt
@@ -137,7 +138,8 @@ def preview(
     snapshot = retry_read(root, lambda: StateSnapshot.of(State(root, plan)))  # before Spark is started
     observer = observer or Silent()
     observer.phase(snapshot.wave + 1, "scan")
-    session = driver.open_runner(plan.key, [plan], spark, master, conf or {}, observer, start_early=True)
+    on_spark = SparkSettings.of(spark, master, conf)
+    session = driver.open_runner(plan.key, [plan], on_spark, observer, start_early=True)
     with scratch_folder() as folder, session as runner:
         return PreviewRun(plan, root, folder, runner, observer).run(limit, document)
 
@@ -436,7 +438,8 @@ def preview_flow(
     for plan, root in plans.values():
         _take_snapshot(plan, root)  # before Spark is started
     previews = {}
-    with driver.open_runner(flow.name, flow.plans, spark, master, conf or {}, observer, start_early=True) as runner:
+    on_spark = SparkSettings.of(spark, master, conf)
+    with driver.open_runner(flow.name, flow.plans, on_spark, observer, start_early=True) as runner:
         for name, (plan, root) in plans.items():
             observer.about(name)
             observer.phase(_take_snapshot(plan, root).wave + 1, "scan")

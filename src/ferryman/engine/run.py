@@ -71,7 +71,7 @@ class Run:
         self._state = state
         self._plan = state.plan
         self._runner = runner
-        self._run_tasks: RunTasks = partial(run_isolating, runner)
+        self._run_tasks: RunTasks = partial(run_isolating, runner, in_driver=True)
         self._observer = observer
         self._settings = settings
         self._clock = clock

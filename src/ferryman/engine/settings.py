@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Self
 
 from ferryman import limits
 from ferryman.plan import NotifyTarget
 
 Allowed = bool | Collection[str]
 """Deletes beyond ``max_deleted`` that an operator allows: True for all, or those in these first-level folders."""
+
+
+class SparkSettings(NamedTuple):
+    """Choice of the Spark that a run works on."""
+
+    session: Any = None
+    """Session to use; None: the program's own, or else a new one with ``master`` and ``conf``."""
+    master: str = "local[*]"
+    conf: Mapping[str, str] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, session: Any, master: str, conf: Mapping[str, str] | None) -> Self:
+        """Return the settings that arguments of the public functions mean."""
+        return cls(session, master, conf or {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,10 +239,6 @@ class DeltaLog(Generic[FileT]):
         with self.lock:
             return list(self.files.values())
 
-    def versions(self) -> list[int]:
-        """Return the versions that have an entry now, ascending."""
-        return sorted(self._read_listing().entries)
-
     def last(self) -> int:
         """Return the last version that has an entry now; -1 if there is none."""
         return max(self._read_listing().entries, default=-1)

@@ -23,7 +23,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,15 @@ def delivery(
         source="files",
         origin_id=id,
     )
+
+
+class _BrokenDelivery(Delivery):
+    """Delivery whose content cannot be read: the connection breaks while a destination writes it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("fields", "raw", "_fields_json", "text"):
+            raise ConnectionResetError("the connection broke off")
+        return super().__getattribute__(name)
 
 
 def delete(id: str, sequence: int) -> Delivery:
@@ -290,6 +299,30 @@ class DestinationSuite:
             for start in range(0, len(rows), 100):
                 outcomes = destination.write(rows[start : start + 100])
                 assert {o.kind for o in outcomes} <= {"ok", "stale"}
+        self._holds(tmp_path, rows)
+
+    def test_it_is_ready_again_after_a_write_that_failed(self, tmp_path: Path) -> None:
+        """``close``, which may fail, and ``open`` follow a ``write`` that failed as a whole; then it writes again, and
+        nothing of the failed call is stored twice or in part."""
+        self._needs_repeating()
+        rows = [delivery(f"doc-{i:02d}", i, fields={"title": f"Title {i}"}) for i in range(1, 21)]
+        destination = self.destination(tmp_path)
+        destination.check()
+        destination.open(self._context(tmp_path))
+        for broken in (0, 11, 19):
+            chunk: list[Delivery] = [*rows]
+            chunk[broken] = _BrokenDelivery(rows[broken].id, rows[broken].hash, rows[broken].sequence)
+            with suppress(ConnectionError):  # it may answer for this row alone
+                destination.write(chunk)
+            with suppress(Exception):
+                destination.close()
+            destination.open(self._context(tmp_path))
+            outcomes = list(destination.write(rows[:broken]))
+            assert {o.kind for o in outcomes} <= {"ok", "stale"}, outcomes
+        outcomes = list(destination.write(rows))
+        destination.close()
+        assert len(outcomes) == len(rows)
+        assert {o.kind for o in outcomes} <= {"ok", "stale"}, outcomes
         self._holds(tmp_path, rows)
 
     # --- helpers ------------------------------------------------------------------------------------------------------

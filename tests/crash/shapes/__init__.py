@@ -7,6 +7,7 @@ functions that know nothing of the engine.
 
 from __future__ import annotations
 
+from ferryman.crash import POINTS
 from tests.crash.shapes.families import (
     build_family,
     build_others,
@@ -28,9 +29,11 @@ from tests.crash.shapes.together import (
 )
 from tests.crash.shapes.trouble import (
     build_deadly,
+    build_doubted,
     build_hung,
     build_outage,
     expected_deadly,
+    expected_doubted,
     expected_hung,
     expected_outage,
 )
@@ -53,6 +56,7 @@ SHAPES: dict[str, Shape] = {
     ),
     "outage": Shape(2, build_outage, expected_outage, wait=0),
     "hung": Shape(2, build_hung, expected_hung, waits=(0, 30), wave_bytes=2, hangs=True),
+    "doubted": Shape(2, build_doubted, expected_doubted, left=3, wave_bytes=1 << 30, breaks=True),
     "others": Shape(
         2, build_others, dict, verbs=("force", "run"), passes=("command.",), expected_by=expected_others, wave_bytes=2
     ),
@@ -64,6 +68,12 @@ SHAPES: dict[str, Shape] = {
 }
 
 
+_DOUBTED_PHASES = ("epoch.", "deliver.", "settle.", "ledger.", "documents.", "outbox.")
+
+DOUBTED = tuple(point for point in POINTS if point.startswith(_DOUBTED_PHASES))
+"""Points of the phases in which a destination is doubted."""
+
+
 def applies(point: str, guarantee: str, shape: str) -> bool:
     """Does this case pass the point?"""
     for prefix in ("create.", "plan.", "version.", "command.", "notify."):
@@ -72,6 +82,8 @@ def applies(point: str, guarantee: str, shape: str) -> bool:
     if point == "deliver.hung":
         return SHAPES[shape].hangs
     if shape == "deadly" and not point.startswith(("transform.", "commit.", "wave.", "deliver.", "sweep.")):
+        return False
+    if shape == "doubted" and (point not in DOUBTED or point == "settle.repair"):  # the first chunk leaves no events
         return False
     if point == "deliver.claimed":
         return guarantee in (MIXED, "at-most-once")

@@ -101,6 +101,7 @@ class Shape:
         wait: seconds for which a run waits for what comes due.
         waits: the same for each stage, where they differ.
         hangs: each destination hangs once a stage, in a worker that outlives its tasks.
+        breaks: each destination breaks the connection of some chunks, although it is well.
     """
 
     stages: int
@@ -114,6 +115,7 @@ class Shape:
     wait: float = 5
     waits: tuple[float, ...] = ()
     hangs: bool = False
+    breaks: bool = False
     from_version: int | None = None
     expected_by: Callable[[list[dict[str, Any]]], dict[str, Arrived]] | None = None
     prepare: tuple[tuple[str, ...], ...] = field(default=())

@@ -1,4 +1,4 @@
-"""Shapes in which a document kills, a service is away, or a destination hangs."""
+"""Shapes in which a document kills, a service is away, or a destination hangs or is doubted."""
 
 from __future__ import annotations
 
@@ -178,4 +178,40 @@ def expected_hung() -> dict[str, Arrived]:
     new = {i: t for i, t in POSTED[1].items() if POSTED[0].get(i) != t}
     return {
         name: upserts(POSTED[0], new, route=name) + deletes(["p3"], route=name) for name in ("north", "middle", "far")
+    }
+
+
+# -- a destination whose connection breaks, although it is well: of one row, and of chunks that are too large ----------
+
+POISON = "r7"
+MOST = 24
+"""Bytes of content that a chunk may have."""
+SENT = [
+    {"r1": "first 1", "r2": "first 2", "r9": "first 9"},
+    {"r1": "changed 01", "r2": "changed 02", "r4": "new text 4", "r5": "new text 5", "r6": "six", POISON: "poison"},
+]
+"""In the last stage the first chunk is too large, which the next pass finds out; then there is one with the poison."""
+
+
+class Doubted(Shelf):
+    """Has a front server that resets the connection of a chunk that is too large, or that it does not like."""
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        if any(d.id == POISON for d in chunk) or sum(len(d.raw or b"") for d in chunk) > MOST:
+            raise ConnectionResetError("Connection reset by peer")
+        return super().write(chunk)
+
+
+def build_doubted(root: Path, stage: int, guarantee: Callable[[int], str]) -> Plan:
+    plan = Plan("doubted", version=1)
+    all_ = source(plan, "docs", SENT[stage]).route("all", Duplicate())
+    for n, name in enumerate(("north", "middle", "far")):
+        all_.destination(name, Doubted(root, name), guarantee=guarantee(n), batch=BATCH, backoff=0, attempts=2)
+    return plan
+
+
+def expected_doubted() -> dict[str, Arrived]:
+    new = {i: t for i, t in SENT[1].items() if i != POISON}
+    return {
+        name: upserts(SENT[0], new, route=name) + deletes(["r9"], route=name) for name in ("north", "middle", "far")
     }

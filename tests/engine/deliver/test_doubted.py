@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,17 @@ from typing import Any
 import pytest
 
 from ferryman import limits
-from ferryman.destinations.base import Delivery, Outcome
+from ferryman.destinations.base import Delivery, DestinationContext, Guarantee, Outcome
+from ferryman.engine.deliver.turn import Hung, ProcessCaller
 from ferryman.errors import Misconfigured, Unavailable
+from ferryman.plan import Plan
+from ferryman.sources import Memory
+from ferryman.testing.inprocess import InProcess
 from tests.support.delivering import HUNG_S, hang, kept, sizes
 from tests.support.invariants import rows
-from tests.support.plan_world import PlanWorld
+from tests.support.plan_world import PlanWorld, run_plan
+from tests.support.recorder import Recorder
+from tests.support.sleeper import Sleeper
 
 WAYS: dict[str, Callable[[], Exception]] = {
     "reset": lambda: ConnectionResetError("Connection reset by peer"),
@@ -71,6 +78,29 @@ def test_a_row_that_breaks_the_connection_fails_alone(
         message = trial.history(id)[-1]["message"]
         assert message.startswith("each time this is sent, while others are accepted: "), message
         assert str(WAYS[way]()) in message
+
+
+@pytest.mark.rule("destination.doubted")
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("way", ["reset", "403"])
+@pytest.mark.parametrize(
+    ("bad", "batch", "slots"),
+    [(["d15"], 1, 1), (["d15"], 5, 1), (["d14", "d15"], 7, 1), (["e0"], 1, 3), (["e0", "e1"], 8, 3)],
+)
+def test_the_others_may_have_been_accepted_before(
+    place: Path, guarantee: str, way: str, bad: list[str], batch: int, slots: int
+) -> None:
+    """In the pass in which its chunk failed first: by the same lane, or by another one. Nothing is left to compare it
+    with then, and it fails nevertheless."""
+    out = kept(place, guarantee, before=breaks_at(way, *bad))
+    plan = Plan("doubted", version=1)
+    documents = [*names(16), *bad] if slots == 1 else names(16)
+    first = plan.source("docs", Memory([{"id": id, "raw": b"x"} for id in dict.fromkeys(documents)]))
+    sources = [first] if slots == 1 else [first, plan.source("more", Memory([{"id": id, "raw": b"x"} for id in bad]))]
+    plan.destination("out", out, after=sources, guarantee=guarantee, batch=batch, attempts=1)
+    summary = run_plan(plan, place / "state", runner=InProcess(slots=slots), wait=0)
+    assert (summary.exit, summary.failed, summary.pending) == (3, len(bad), 0), summary
+    assert out.counted() == dict.fromkeys(sorted({*names(16)} - {*bad}), 1)
 
 
 @pytest.mark.rule("destination.doubted")
@@ -147,6 +177,29 @@ def test_chunks_are_cut_to_what_the_destination_takes(place: Path, guarantee: st
     assert trial.counts() == {"delivered": 80}
 
 
+@pytest.mark.rule("destination.takes")
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_connections_that_break_by_chance_cut_no_chunks(place: Path, guarantee: str) -> None:
+    """Not the same chunk twice, but one in the pass that begins the doubt, and another one in the next."""
+    calls = place / "sends"
+
+    def before(chunk: list[Delivery]) -> None:
+        with calls.open("ab") as file:
+            file.write(b".")
+        if calls.stat().st_size in (2, 5, 9):
+            raise ConnectionResetError("Connection reset by peer")
+
+    out = kept(place, guarantee, before=before)
+    trial = PlanWorld(place).build(out=out, guarantee=guarantee, batch=8)
+    trial.put(*names(64), text="x" * 100)
+    assert trial.run(wait=0).exit == 0
+    assert out.counted() == dict.fromkeys(names(64), 1)
+    done = len(sizes(out))
+    trial.put(*(f"e{i}" for i in range(16)), text="x" * 100)
+    assert trial.run(wait=0).exit == 0
+    assert sizes(out)[done:] == [8, 8]
+
+
 @pytest.mark.rule("destination.doubted", "destination.at-most-once")
 def test_under_at_most_once_a_row_that_is_refused_as_if_all_were_fails_alone(place: Path) -> None:
     """The destination says that nothing took effect, so it may be sent again."""
@@ -202,3 +255,86 @@ def test_an_error_that_passes_spends_nothing(place: Path) -> None:
     assert trial.run(wait=0).exit == 0
     assert sizes(out) == [8, 8]
     assert {line["attempt"] for line in out.lines()} == {1}
+
+
+class Closing(Recorder):
+    """Takes long to be closed, once: it ends after the engine has given it up."""
+
+    def close(self) -> None:
+        super().close()
+        flag = Path(self.path).with_name("closed")
+        if not flag.exists():
+            flag.touch()
+            time.sleep(1.5)
+
+
+@pytest.mark.rule("destination.doubted", "destination.given-up")
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_no_answer_of_a_call_that_was_given_up_is_taken_for_another_ones(place: Path, guarantee: str) -> None:
+    """The connection is broken, and closing it hangs: whatever is called next has its own answer."""
+
+    def answer(delivery: Delivery) -> Outcome:
+        return Outcome.permanent("no") if delivery.id == "d01" else Outcome.ok()
+
+    out = Closing(
+        place / "out.jsonl",
+        answer,
+        before=breaks_at("reset", "d03"),
+        transactional=guarantee == "exactly-once",
+    )
+    trial = PlanWorld(place).build(out=out, guarantee=guarantee, batch=8, attempts=1, send_timeout=1)
+    trial.put(*names(16))
+    trial.run(**Sleeper().options())
+    assert (place / "closed").exists()
+    assert trial.counts() == {"delivered": 14, "failed": 2}
+    assert trial.history("d01")[-1]["message"] == "no"
+    assert out.counted() == dict.fromkeys(sorted({*names(16)} - {"d01", "d03"}), 1)
+
+
+class HangsInHalves(Recorder):
+    """Breaks the connection of a chunk, then hangs with its second half."""
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        seen = Path(self.path).with_name("seen")
+        if not seen.exists() and chunk[0].id == "d04" and len(chunk) == 4:
+            seen.touch()
+            hang(chunk)
+        return super().write(chunk)
+
+
+@pytest.mark.rule("destination.doubted")
+def test_what_was_accepted_before_a_half_hangs_counts(place: Path) -> None:
+    """It is not sent again, though nobody was killed."""
+    out = HangsInHalves(place / "out.jsonl", before=breaks_above(4))
+    trial = PlanWorld(place).build(out=out, batch=8, send_timeout=1)
+    trial.put(*names(8))
+    trial.run(**Sleeper().options())
+    assert (place / "seen").exists()
+    assert trial.counts() == {"delivered": 8}
+    assert out.counted() == dict.fromkeys(names(8), 1)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
+def test_a_destination_is_closed_as_often_as_it_is_opened(place: Path, guarantee: str) -> None:
+    """Also where a lane stops, and where it is opened again within one; else each pass would leave a connection."""
+    out = kept(place, guarantee, before=breaks_at("reset", "d03"))
+    trial = PlanWorld(place).build(out=out, guarantee=guarantee, batch=4, attempts=2, backoff=0)
+    trial.put(*names(8))
+    trial.run(**Sleeper().options())
+    calls = [note["called"] for note in out.notes() if note.get("called") in ("open", "close")]
+    assert calls == ["open", "close"] * (len(calls) // 2)
+    assert len(calls) > 2
+
+
+def test_a_new_child_opens_a_destination_once(place: Path) -> None:
+    """Also if the first call after the death of the one before opens it."""
+    out = Closing(place / "out.jsonl")
+    context = DestinationContext("p", 1, "out", 1, Guarantee.AT_LEAST_ONCE)
+    caller = ProcessCaller(out)
+    caller.call(out.open, context, timeout_s=100)
+    with pytest.raises(Hung):
+        caller.call(out.close, timeout_s=0.5)
+    caller.call(out.open, context, timeout_s=100)
+    assert caller.call(out.write, [Delivery("a", "0" * 32, 1)], timeout_s=100) == [Outcome.ok()]
+    caller.end()
+    assert [note["called"] for note in out.notes() if "called" in note] == ["open", "close", "open", "write"]

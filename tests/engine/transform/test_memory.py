@@ -4,6 +4,7 @@ itself."""
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +154,39 @@ def test_what_does_not_fit_is_named_and_alone(
     assert "there is too little memory for it" in refused(net)
     assert net.retry(document=LARGE, force=True).count == 1
     assert net.run().delivered == 1
+
+
+@pytest.mark.rule("kill.memory")
+@pytest.mark.parametrize("has_room", [True, False])
+def test_what_does_not_fit_while_its_file_is_rewritten(
+    place: Path, has_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers have a limit, and cannot read the row again to settle the wave: the driver does it. If it cannot either,
+    the run says so, and nothing is lost."""
+    net = network(place)
+    net.plan.destination("out", net.out("out"), after="docs")
+    original, driver = RowGroups._read, os.getpid()
+
+    def limited(self: RowGroups, group: int) -> pa.Table:
+        found = original(self, group)
+        of_outbox = "raw" in self._columns and ("document" not in self._columns or "due" in self._columns)
+        if of_outbox and bytes_in(found) > LIMIT and (os.getpid() != driver or not has_room):
+            raise no_arrow_memory()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowGroups, "_read", limited)
+        if has_room:
+            summary = net.run(runner=InProcess(fork=True))
+            assert (summary.exit, summary.delivered, summary.rejected) == (3, len(IDS) - 1, 1)
+            assert "there is too little memory for it" in refused(net)
+        else:
+            with pytest.raises(OutOfMemory, match="there is too little memory for it"):
+                net.run(runner=InProcess(fork=True), checked=False)
+    net.run()
+    assert net.retry(document=LARGE).count == 1
+    assert net.run().delivered == 1
+    assert set(net.arrived("out")) == {*IDS}
 
 
 class Reading(Memory):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
@@ -334,7 +335,7 @@ class SQLite(Dialect):
             raise UsageError(
                 f"{path}: there is no such file. Give the database that the plan's Sql destination writes."
             )
-        return reader(url)
+        return reader(url) if path.startswith("file:") else reader(_readable_url(url, path))
 
     def is_indexed(self, connection: sa.Connection, table: str) -> bool:
         return FullText.of(connection, table) is not None
@@ -397,6 +398,26 @@ def reader(url: sa.URL) -> sa.Engine:
     engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=_timeout_options(url))
     sa.event.listen(engine, "connect", lambda connection, _record: connection.execute("PRAGMA query_only = ON"))
     return engine
+
+
+def _readable_url(url: sa.URL, path: str) -> sa.URL:
+    """Return the URL by which a file can be read where it is.
+
+    SQLite makes two files beside a database in WAL mode, also to read it. On a read-only disk it opens such a database
+    only if it is told that nobody changes it.
+
+    Raises:
+        UsageError: a writer's last changes are in the WAL still, which is not read then.
+    """
+    if not os.statvfs(path).f_flag & os.ST_RDONLY or os.path.exists(f"{path}-shm"):
+        return url
+    wal = f"{path}-wal"
+    if os.path.exists(wal) and os.path.getsize(wal):
+        raise UsageError(
+            f"{path}: its last changes are in {wal}, which cannot be read on a read-only disk. Copy both files to a "
+            "disk that can be written, and search there."
+        )
+    return sa.URL.create("sqlite", database=f"file:{quote(path)}", query={"immutable": "1", "uri": "true"})
 
 
 def _timeout_options(url: sa.URL) -> dict[str, float]:

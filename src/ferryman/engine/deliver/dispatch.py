@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -311,26 +312,34 @@ class Dispatcher:
         for report in reports:
             self._doubts.note_alone(name, report.alone)
         self._note_taken_size(name, [report.takes_bytes for report in reports if report.takes_bytes])
+        stopped = [*chain.from_iterable(report.stopped_at for report in reports)]
+        if any(report.accepted for report in reports):
+            self._doubts.note_suspects(name, stopped)
         failed = next((r for r in reports if r.trouble), None)
         if failed is None:
             if reports:
                 self._doubts.note_success(name)
                 self.breakers.record_success(name)
-        elif self._is_doubtful(node, failed) and self._check(node):
+        elif self._is_doubtful(node, failed, stopped) and self._check(node):
             self.breakers.record_suspicion(name, failed.trouble)
         elif not self.breakers.blocked(name):  # or else ``check`` has failed
             # If Spark has ended the stage, its other lanes may still be inside a call, at most until the call's time
             # limit.
             outlast_s = node.policy.send_timeout if failed.others else 0.0
+            self._doubts.note_suspects(name, ())  # what was accepted before an outage says nothing about what follows
             self.breakers.record_failure(name, failed.trouble, permanent=failed.permanent, at_least_s=outlast_s)
 
-    def _is_doubtful(self, node: DestinationNode, report: LaneReport) -> bool:
-        """Return whether another pass may show that rows are to blame for what stopped this lane."""
+    def _is_doubtful(self, node: DestinationNode, report: LaneReport, stopped: Sequence[int]) -> bool:
+        """Return whether another pass may show that rows are to blame for what stopped this lane.
+
+        Args:
+            stopped: sequences of the rows at which lanes of this destination stopped.
+        """
         if not report.stopped_at or node.destination.in_order:
             return False
         if report.hung:
             return self._doubts.note_hung(node.name, report.stopped_at)
-        return self._doubts.note_stopped(node.name)
+        return self._doubts.note_stopped(node.name, stopped)
 
     def _note_taken_size(self, destination: str, sizes: list[int]) -> None:
         """Record, for this run and later ones, the largest chunk that a destination takes."""

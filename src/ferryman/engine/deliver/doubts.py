@@ -10,10 +10,10 @@ requests. So what a ``write`` says is believed only if the evidence agrees:
    believed, and so is ``Outcome.unavailable``, by which a destination says itself that it has no room now.
 3. In that pass a chunk that fails so is sent in halves, down to single rows. If nothing is accepted within
    ``limits.DOUBTED_SENDS`` sends, it is the destination.
-4. If chunks are accepted and no row failed alone, the chunk was too large. From then on, also in later runs, chunks are
-   as small as those that were accepted.
-5. A row that failed alone while others were accepted is sent alone, after all others, in the passes that follow. Each
-   time it fails so, it spends an attempt.
+4. If the chunk that failed first is accepted in halves, and no row failed alone, it was too large. From then on, also
+   in later runs, chunks are as small as those that were accepted.
+5. A row that failed alone while others were accepted, in this pass or in the one in which its chunk failed first, is
+   sent alone, after all others, in the passes that follow. Each time it fails so, it spends an attempt.
 
 Under at-most-once, rows whose connection broke are in doubt, and nothing is sent in halves: chunks of a doubted
 destination have one row. A chunk that hangs costs a minute, so chunks become smaller by ``limits.HUNG_SHRINK`` from
@@ -39,6 +39,11 @@ class LaneDoubt(NamedTuple):
     """Sequences of rows that failed alone: each is sent alone, after all others."""
     proven: frozenset[int] = frozenset()
     """Sequences of these rows whose failure was seen while others were accepted."""
+    stopped: frozenset[int] = frozenset()
+    """Sequences of rows whose chunk failed when the doubt began. Other chunks may fail by chance."""
+    suspects: frozenset[int] = frozenset()
+    """Sequences of rows whose chunk failed in a pass that accepted others: if one fails alone in the next pass, these
+    are the others that show that it is to blame."""
     most_rows: int | None = None
     """Largest chunk, in rows; None: as the policy says."""
     most_bytes: int | None = None
@@ -46,11 +51,13 @@ class LaneDoubt(NamedTuple):
 
 
 class _Memory:
-    """Memory of one destination: whether it is doubted, rows that failed alone (sequence -> proven), and the size of
-    chunks after one that hung."""
+    """Memory of one destination: whether it is doubted, rows that failed alone (sequence -> proven), rows whose chunk
+    failed when the doubt began, and while others were accepted, and the size of chunks after one that hung."""
 
     def __init__(self) -> None:
         self.doubted = False
+        self.stopped: frozenset[int] = frozenset()
+        self.suspects: frozenset[int] = frozenset()
         self.alone: dict[int, bool] = {}
         self.most_rows: int | None = None
 
@@ -69,7 +76,15 @@ class Doubts:
         """
         memory = self._memories[destination]
         proven = frozenset(sequence for sequence, is_proven in memory.alone.items() if is_proven)
-        return LaneDoubt(memory.doubted, frozenset(memory.alone), proven, memory.most_rows, most_bytes or None)
+        return LaneDoubt(
+            memory.doubted,
+            frozenset(memory.alone),
+            proven,
+            memory.stopped,
+            memory.suspects,
+            memory.most_rows,
+            most_bytes or None,
+        )
 
     def note_alone(self, destination: str, sequences: Iterable[int], *, proven: bool = True) -> None:
         """Record rows that failed alone.
@@ -83,11 +98,18 @@ class Doubts:
         while len(alone) > _REMEMBERED:
             del alone[next(iter(alone))]
 
-    def note_stopped(self, destination: str) -> bool:
-        """Record that a chunk failed as if the whole destination did; return whether another pass may show more."""
+    def note_suspects(self, destination: str, sequences: Iterable[int]) -> None:
+        """Record the rows whose chunks failed in a pass in which others were accepted."""
+        self._memories[destination].suspects = frozenset(sequences)
+
+    def note_stopped(self, destination: str, sequences: Iterable[int]) -> bool:
+        """Record that chunks of these rows failed as if the whole destination did; return whether another pass may show
+        more."""
         memory = self._memories[destination]
-        before, memory.doubted = memory.doubted, True
-        return not before
+        if memory.doubted:
+            return False
+        memory.doubted, memory.stopped = True, frozenset(sequences)
+        return True
 
     def note_hung(self, destination: str, sequences: tuple[int, ...]) -> bool:
         """Record that a chunk hung; return whether another pass may find out which of its rows is to blame."""
@@ -104,6 +126,7 @@ class Doubts:
         """Record a pass in which nothing failed as if the whole destination did."""
         memory = self._memories[destination]
         memory.doubted, memory.most_rows = False, None
+        memory.stopped = memory.suspects = frozenset()
 
 
 _REMEMBERED: Final = 10_000

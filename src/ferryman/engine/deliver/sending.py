@@ -123,6 +123,8 @@ class FileDelivery:
         self.unreadable: dict[int, str] = {}
         self.last_published = time.monotonic()
         self.pending: list[tuple[int, int, list[RowResult]]] = []
+        self._halving_stop: LaneStop | None = None
+        """Reason why the halves of the current chunk were not all sent."""
 
     def deliver(self) -> None:
         done = self._find_done_ranges()
@@ -307,6 +309,7 @@ class FileDelivery:
             return
         indexes = _leave_out(range(start, end), waiting)
         hung: LaneStop | None = None
+        self._halving_stop = None
         try:
             outcomes = self._write_or_split(indexes)  # 3
             self.turn.note_answers(outcomes)
@@ -324,7 +327,12 @@ class FileDelivery:
             self.pending.append((start, end, self._row_results(start, end, every)))
         else:
             self._note(rows, start, end, every)  # 4
-        stop = hung or self._universal_stop(indexes, outcomes) or self.turn.check_same_error(outcomes)
+        stop = (
+            hung
+            or self._halving_stop
+            or self._universal_stop(indexes, outcomes)
+            or self.turn.check_same_error(outcomes)
+        )
         if stop is not None:
             raise stop
         self._write_part_in_time()
@@ -376,7 +384,8 @@ class FileDelivery:
         """Send in halves what failed as if the whole destination did; return the outcomes, of which only those of rows
         that failed so alone are still universal.
 
-        If all rows are accepted in smaller chunks, the chunk was too large.
+        If all rows of the chunk that failed first are accepted in smaller ones, it was too large. If the destination
+        hangs or cannot be opened, what it has accepted by then counts, and ``_halving_stop`` ends the lane.
         """
         failed = [] if outcomes is None else [at for at, o in zip(indexes, outcomes, strict=True) if is_doubtful(o)]
         if not failed or outcomes is None or len(indexes) == 1:
@@ -385,10 +394,17 @@ class FileDelivery:
         middle = max(1, len(failed) // 2)
         accepted_bytes = 0
         for half in filter(None, (failed[:middle], failed[middle:])):
-            if not (self.turn.may_doubt() and self.turn.may_send()):
+            if self._halving_stop is not None or not (self.turn.may_doubt() and self.turn.may_send()):
                 break
-            self.turn.reopen()
-            answers = self._write_or_split(half)
+            try:
+                self.turn.reopen()
+                answers = self._write_or_split(half)
+            except Hung as e:
+                self._halving_stop = LaneStop(f"write: {e}", hung=True, sequences=self._sequences(half))
+                break
+            except LaneStop as stop:
+                self._halving_stop = stop
+                break
             self.turn.note_answers(answers)
             if len(half) == 1:
                 self.turn.sent_alone.update(self._sequences(half))
@@ -397,7 +413,8 @@ class FileDelivery:
             else:
                 answers = self._halve(half, answers)
             by_index.update(zip(half, answers or repeat(Outcome.ok()), strict=False))
-        if accepted_bytes and len(failed) == len(indexes) and not any(o.universal for o in by_index.values()):
+        all_accepted = len(failed) == len(indexes) and not any(o.universal for o in by_index.values())
+        if accepted_bytes and all_accepted and self.turn.doubt.stopped.issuperset(self._sequences(indexes)):
             self.turn.takes_bytes = min(self.turn.takes_bytes or accepted_bytes, accepted_bytes)
         return [by_index[at] for at in indexes]
 
@@ -646,6 +663,8 @@ class LaneReport(NamedTuple):
     """Sequences of rows that failed so alone, while others were accepted."""
     takes_bytes: int = 0
     """Largest chunk, in bytes, that was accepted in place of a larger one that was not; 0: there was none."""
+    accepted: bool = False
+    """The destination has answered for single rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -690,21 +709,22 @@ class Pass:
             _deliver_files(turn, lane.files)
             turn.close()
         except LaneStop as stop:
-            stopped = stop
+            stopped = _close_after(turn, stop)
         turn.end()
         if turn.has_abandoned_call and (socket.gethostname(), os.getpid()) != self.driver:
             journal.give_up(self.number, node.name, stopped.why)
             crash.point("deliver.hung")
             os._exit(1)
-        alone = tuple(turn.alone) if turn.accepted else ()
+        unexplained = set(turn.unexplained())
         return LaneReport(
             node.name,
             stopped.why,
             stopped.permanent,
             stopped.hung,
             stopped_at=tuple(stopped.sequences),
-            alone=alone,
+            alone=tuple(n for n in turn.alone if n not in unexplained),
             takes_bytes=turn.takes_bytes,
+            accepted=turn.accepted,
         )
 
 
@@ -718,9 +738,20 @@ def _deliver_files(turn: Turn, files: Sequence[OutboxFile]) -> None:
             with_last.append(file)
     for file in with_last:
         FileDelivery(turn, file, alone=True).deliver()
-    if turn.alone and not turn.accepted:
-        outcome = next(iter(turn.alone.values()))
-        raise LaneStop(plain_text(outcome.why), outcome.kind == "permanent", sequences=[*turn.alone])
+    if unexplained := turn.unexplained():
+        outcome = turn.alone[unexplained[0]]
+        raise LaneStop(plain_text(outcome.why), outcome.kind == "permanent", sequences=unexplained)
+
+
+def _close_after(turn: Turn, stop: LaneStop) -> LaneStop:
+    """Close the destination of a lane that has stopped, unless a call of it hangs; return why the lane has stopped."""
+    if stop.hung:
+        return stop
+    try:
+        turn.close_broken()
+    except LaneStop as hung:
+        return hung
+    return stop
 
 
 def context_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -105,6 +104,7 @@ class Turn:
         """Sends since the last one that was accepted."""
         self._context: tuple[Any, ...] = ()
         """Arguments of ``open``."""
+        self._is_open = False
         self.progress = ProgressWriter(current.progress_folder)
         self.root = root
         self.node = node
@@ -135,15 +135,34 @@ class Turn:
         """Open the destination."""
         self._context = context
         self._call_for_lane(self.node.destination.open, *context)
+        self._is_open = True
 
     def close(self) -> None:
         """Close the destination."""
+        self._is_open = False
         self._call_for_lane(self.node.destination.close)
 
-    def reopen(self) -> None:
-        """Close and open the destination after a ``write`` that failed as a whole: its connection may be broken."""
-        with contextlib.suppress(Exception):
+    def close_broken(self) -> None:
+        """Close the destination after a ``write`` that failed as a whole: its connection may be broken, and closing it
+        may fail, too.
+
+        Raises:
+            LaneStop: it hangs. Nothing may be called any more: its answer would be taken for that of the next call.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
             self.call(self.node.destination.close)
+        except Hung as e:
+            if self.has_abandoned_call:
+                raise LaneStop(f"close: {e}", hung=True) from e
+        except Exception:
+            return  # what it says of a broken connection is of no interest
+
+    def reopen(self) -> None:
+        """Close and open the destination after a ``write`` that failed as a whole."""
+        self.close_broken()
         self.open(*self._context)
 
     def _call_for_lane(self, function: Any, *args: Any) -> None:
@@ -159,6 +178,11 @@ class Turn:
     def may_doubt(self) -> bool:
         """Return whether another send may show that rows are to blame, not the destination."""
         return self._failures_in_a_row < limits.DOUBTED_SENDS
+
+    def unexplained(self) -> list[int]:
+        """Return the rows that failed alone although nothing shows that the destination is well: no other row was
+        accepted, in this pass or in the one in which their chunk failed first."""
+        return [] if self.accepted else [n for n in self.alone if n not in self.doubt.suspects]
 
     def note_answers(self, outcomes: list[Outcome] | None) -> None:
         """Record whether the destination has answered for single rows."""
@@ -278,6 +302,8 @@ class ThreadCaller:
         meanwhile: Callable[[], object] = lambda: None,
     ) -> Any:
         """Call ``function`` in a thread, see ``Caller.call``."""
+        if self.has_abandoned_call:
+            raise Hung("an earlier call has not returned")
         self._calls.put((function, args))
         until = time.monotonic() + timeout_s
         while True:
@@ -359,7 +385,7 @@ class _DestinationServer:
 
     def __call__(self, request: tuple[str, tuple[Any, ...], tuple[Any, ...] | None]) -> Any:  # pragma: no cover
         name, args, opened = request
-        if opened is not None and not self._is_open:
+        if opened is not None and not self._is_open and name != "open":
             self._destination.open(*opened)
         self._is_open = True
         return _read_all(getattr(self._destination, name)(*args))

@@ -135,6 +135,8 @@ def run_isolating(
     isolated: Callable[[Item], Answer] | None = None,
     on_death: Callable[[WorkerDied], None] = lambda death: None,
     submitted: Future[list[Answer]] | None = None,
+    *,
+    in_driver: bool = False,
 ) -> list[Answer]:
     """Run the tasks; if a worker dies, run each task again on its own, so that one death fails only one task.
 
@@ -142,6 +144,8 @@ def run_isolating(
         isolated: the task in isolation mode, for an item over which the worker dies again.
         on_death: called with the first death.
         submitted: the tasks, if they have been submitted already.
+        in_driver: run a task for which workers have too little memory in this process, which has no limit of
+            ``spark.executor.pyspark.memory``. The task must not call the user's code.
 
     Raises:
         WorkerDied: it died over the same item ``limits.DEATHS`` times more.
@@ -159,7 +163,10 @@ def run_isolating(
                 death = e
                 continue
             return answer
-        raise death
+        if not in_driver or not isinstance(death, OutOfMemory):
+            raise death
+        with treat_memory_errors_as_deaths():
+            return task(item)
 
     with ThreadPoolExecutor(runner.slots, thread_name_prefix="ferryman-apart") as pool:
         return list(pool.map(one, items))

@@ -10,7 +10,8 @@ from typing import Any
 
 from ferryman.document import Document
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.errors import PermanentError
+from ferryman.errors import Misconfigured, PermanentError, Unavailable, describe, unless_interrupt
+from ferryman.memory import describe_memory_error, is_failed_allocation
 from ferryman.plan import DestinationNode, JoinNode, KeyedNode, Node, RouterNode, SourceNode, StepNode, ends, successors
 from ferryman.routers import Router
 from ferryman.sources.log import split_joined
@@ -85,8 +86,7 @@ def compile_nodes(
                 compiled.step = prepare_step(node)
                 compiled.label = f"step {node.name}"
             case RouterNode():
-                compiled.router = copy.copy(node.router)
-                compiled.router.open(tuple(after), task)
+                compiled.router = open_router(node.router, tuple(after), task)
                 compiled.branches, after = after, {}
                 compiled.label = f"router {node.name}"
             case KeyedNode():
@@ -116,6 +116,29 @@ def nodes_below(node: CompiledNode) -> Iterator[CompiledNode]:
                 seen.add(id(each))
                 ahead.append(each)
                 yield each
+
+
+def open_router(router: Router, branches: Sequence[str], task: int) -> Router:
+    """Return an open copy of a router. If it cannot be opened, return a router that raises the error whenever it is
+    called, so that only documents that come to it wait."""
+    try:
+        opened = copy.copy(router)
+        opened.open(branches, task)
+    except BaseException as e:
+        return _UnopenedRouter(unless_interrupt(e))
+    return opened
+
+
+class _UnopenedRouter(Router):
+    """Stands for a router that could not be opened. As with a destination, the error concerns the router as a whole,
+    and only an operator can remedy a permanent one."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._why = f"open: {describe_memory_error(error) if is_failed_allocation(error) else describe(error)}"
+        self._kind = Misconfigured if isinstance(error, PermanentError) else Unavailable
+
+    def choose(self, document: Document) -> str:
+        raise self._kind(self._why)
 
 
 def join_routes(one: str, other: str) -> str:

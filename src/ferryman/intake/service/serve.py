@@ -322,10 +322,11 @@ def on_spark(
 ) -> Iterator[tuple[State, Runner]]:
     """Open a plan's state with a driver on a Spark session of its own."""
     from ferryman.engine.driver import drive
+    from ferryman.engine.settings import SparkSettings
 
     worker_environment = (
         {f"spark.executorEnv.{REACH_VARIABLE}": os.environ[REACH_VARIABLE]} if REACH_VARIABLE in os.environ else {}
     )
-    settings = {**worker_environment, **conf}
-    with drive(plan, state, None, master, settings, accept_changes, preflight=preflight, observer=Silent()) as driver:
+    spark = SparkSettings(master=master, conf={**worker_environment, **conf})
+    with drive(plan, state, spark, accept_changes=accept_changes, preflight=preflight, observer=Silent()) as driver:
         yield driver
