@@ -426,6 +426,24 @@ def logging_to(observer: Observer, verbose: bool = False) -> Iterator[None]:
         logger.propagate = propagate
 
 
+@contextlib.contextmanager
+def _jvm_output_to(observer: Observer) -> Iterator[None]:
+    """Send what Spark's JVM writes to this observer inside the block, and to no other."""
+    logger = logging.getLogger("ferryman.spark")
+    handler = ObserverHandler(observer)
+    handler.setFormatter(OneLineFormatter())
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
 # --- log files: JSON lines, or lines with times ---
 
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
@@ -657,7 +675,8 @@ def progress_observer(
         file = BestEffortStream(opened, lambda e: observer.message(f"warning: {_given_up(log_file, e)}"))
         log: Observer = JsonLog(file) if log_format == "json" else LogLines(file, verbose)
         try:
-            yield Forwarding(observer, log)
+            with contextlib.nullcontext() if verbose else _jvm_output_to(log):  # -v shows it anyway
+                yield Forwarding(observer, log)
         except BaseException as e:
             log.message(f"error: {type(e).__name__}: {e}")
             raise

@@ -13,6 +13,7 @@ from ferryman.engine.preflight import check_runner
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.class_sharing import make_in_background
 from ferryman.engine.runner.java import check_java
+from ferryman.engine.runner.launch import Launch
 from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of
 from ferryman.errors import EngineError, FerrymanError
 from ferryman.observe import Observer
@@ -128,6 +129,8 @@ def open_runner(
         nodes = [node for plan in plans for node in plan.nodes]
         queries = any(isinstance(node, SourceNode) and isinstance(node.source, DataFrame) for node in nodes)
 
+        launch = Launch()
+
         def announce() -> None:
             observer.message("starting Spark")  # which takes seconds, and says nothing meanwhile
 
@@ -135,7 +138,9 @@ def open_runner(
             from ferryman.engine.runner.sessions import borrow
             from ferryman.engine.runner.spark import SparkRunner
 
-            session, give_back = borrow(master, conf, f"ferryman {name}", queries=queries, report=observer.message)
+            session, give_back = borrow(
+                master, conf, f"ferryman {name}", queries=queries, report=observer.message, launch=launch
+            )
             cleanup.callback(give_back)
             return SparkRunner(session)
 
@@ -146,7 +151,7 @@ def open_runner(
             yield start()
             return
         check_java()
-        with OnDemandRunner(start, cores, conf, announce) as on_demand:
+        with OnDemandRunner(start, cores, conf, announce, launch.abort) as on_demand:
             if start_early and not queries:  # a session is active only in the thread that made it
                 on_demand.start_early()
             yield on_demand
