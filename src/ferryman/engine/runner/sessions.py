@@ -35,6 +35,7 @@ from pyspark.sql.utils import is_remote
 from ferryman.engine.runner.class_sharing import java_options
 from ferryman.engine.runner.java import check_java
 from ferryman.engine.runner.launch import INTERRUPTED, Launch, name_user, workers_python
+from ferryman.engine.runner.masters import check_master
 from ferryman.engine.runner.spark_errors import describe_spark_error
 from ferryman.errors import EngineError, UsageError
 
@@ -282,7 +283,9 @@ def start(
         launch: by which the start can be aborted.
 
     Raises:
-        UsageError: Spark does not start with this master and configuration, or there is no Java for it.
+        UsageError: Spark does not start with this master and configuration, nobody answers there, or there is no Java
+            for it.
+        EngineError: another thread aborted the launch.
     """
     remote = master.startswith("sc://")  # a Connect server has its own settings, so none are set here
     if remote and find_spec("grpc") is None:
@@ -291,6 +294,7 @@ def start(
         check_java()
     if not remote:
         _check_local_dirs(conf)
+    check_master(master, conf)
     builder = SparkSession.builder.appName(name)
     builder = builder.remote(master) if remote else builder.master(master)
     settings = conf if remote else _settings_of(master, conf, queries)
@@ -312,6 +316,8 @@ def start(
     except BaseException:  # a signal
         if session is not None:
             stop(session)
+        elif remote:
+            _forget_connect_session()
         raise
     with contextlib.suppress(AttributeError, PySparkException):  # Connect has no context
         session.sparkContext.setLogLevel("ERROR")
@@ -327,6 +333,17 @@ def _settings_of(master: str, conf: Mapping[str, str], queries: bool) -> dict[st
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         settings["spark.python.daemon.module"] = "ferryman.engine.runner.daemon"
     return {**settings, **conf, _OPTIONS: _java_options(conf.get(_OPTIONS, ""), local, queries)}
+
+
+def _forget_connect_session() -> None:
+    """Close a session of Connect whose start was interrupted; else PySpark asks its server again when this process
+    ends, and waits for an answer."""
+    kind = _connect_session_class()
+    for session in (kind._default_session, kind.getActiveSession()):
+        if session is not None:
+            session.client.close()
+            _hide(session)
+    os.environ.pop(_CONNECT, None)
 
 
 def stop(session: SparkSession) -> None:
