@@ -154,6 +154,8 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
     targets = [NotifyTarget(to) for to in chosen["notify"]]
     if findings := [finding for target in targets for finding in target.findings()]:
         raise UsageError("\n".join(findings))
+    if state is None:
+        driver.check_default_state(chosen["spark"])
     if isinstance(plan, Flow):
         return _run_flow(plan, chosen, targets, observer)
     if (older := chosen["from_version"]) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -15,13 +16,31 @@ from ferryman.engine.runner.class_sharing import make_in_background
 from ferryman.engine.runner.java import check_java
 from ferryman.engine.runner.launch import Launch
 from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of
-from ferryman.errors import EngineError, FerrymanError
+from ferryman.errors import EngineError, FerrymanError, UsageError
 from ferryman.observe import Observer
 from ferryman.plan import Plan, SourceNode
 from ferryman.plan.load import pickle_neighbours_by_value
 from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, is_disk_full
+
+
+def check_default_state(spark: Any = None) -> None:
+    """Check that the default folder of states is kept after the run; in cluster mode it lies in a container.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if spark is None and "pyspark" not in sys.modules and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return
+    from ferryman.engine.runner.sessions import program_session, runs_in_cluster_mode
+
+    if runs_in_cluster_mode(spark or program_session()):
+        raise UsageError(
+            "in Spark's cluster mode the default state would lie in a container that goes with this job, and the next "
+            "job would deliver everything again. Give the state a place that stays, by run(plan, state=…) or --state: "
+            "a folder that all machines share, or the URL of an object store, such as s3://bucket/states."
+        )
 
 
 @contextlib.contextmanager

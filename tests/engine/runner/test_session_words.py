@@ -62,11 +62,11 @@ CAUSED = f"a\n{STACK}Caused by: org.a.First: one\n{STACK}Caused by: org.a.Second
         (LACKING, ["an executor cannot run the Python /opt/ours/python (No such file or directory)", "PYSPARK_PYTHON"]),
         (
             ENDED,
-            ["YARN ended the application application_1700000000000_0007", "`yarn logs -applicationId application_1"],
+            ["YARN has ended application_1700000000000_0007", "`yarn logs -applicationId application_1"],
         ),
         (
             "Application application_1_2 failed 2 times due to AM Container",
-            ["YARN ended the application application_1_2"],
+            ["YARN has ended application_1_2"],
         ),
         (EMPTY, ["org.apache.spark.SparkException: the words"]),
         (CAUSED, ["org.a.Second: the text of it"]),

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
@@ -43,6 +43,7 @@ _INTERRUPTED: Final = 130
 """Exit code of a process that a signal has ended."""
 
 _OPTIONS: Final = "spark.driver.extraJavaOptions"
+_DEPLOY_MODE: Final = "spark.submit.deployMode"
 _LOCAL_DIR: Final = "spark.local.dir"
 _CONNECT: Final = "SPARK_CONNECT_MODE_ENABLED"
 """Variable that PySpark sets for the rest of the process: every session is one of Connect."""
@@ -130,6 +131,24 @@ def _context_runs(context: Any) -> bool:
         return not context._jsc.sc().isStopped()
     except Exception:  # it was stopped, and has no JVM any more; or the JVM does not answer
         return False
+
+
+def runs_in_cluster_mode(session: Any = None) -> bool:
+    """Return whether ``spark-submit --deploy-mode cluster`` has started this process in a container of the cluster.
+
+    Args:
+        session: a session that this process has, if any.
+    """
+    if session is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return False
+    with contextlib.suppress(Exception):  # a session that has ended, or is none, which its use reports
+        if session is not None:
+            mode = session.sparkContext.getConf().get(_DEPLOY_MODE)
+        else:
+            SparkContext._ensure_initialized()
+            mode = SparkConf().get(_DEPLOY_MODE)
+        return bool(mode == "cluster")
+    return False
 
 
 def check_session(session: Any) -> Any:

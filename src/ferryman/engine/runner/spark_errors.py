@@ -82,9 +82,8 @@ def describe_spark_error(error: BaseException) -> str:
 def describe_yarn_end(application: str) -> str:
     """Return a sentence on an application that YARN has ended, and where to look for the reason."""
     return (
-        f"YARN ended the application{' ' * bool(application)}{application}: it was killed, had too little memory, or "
-        f"could not start. Its reason: `yarn logs -applicationId {application or 'ID'}`, or the page of YARN's "
-        "resource manager."
+        f"YARN has ended {application or 'the application'}, if nobody stopped it: `yarn logs -applicationId "
+        f"{application or 'ID'}` and the page of its resource manager have the reason, such as too little memory."
     )
 
 
