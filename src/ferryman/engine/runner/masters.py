@@ -25,7 +25,7 @@ _HADOOP_FOLDERS: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 _RESOURCE_MANAGER: Final = "yarn.resourcemanager"
 
 
-class Address(NamedTuple):
+class MasterAddress(NamedTuple):
     """Host and port of a master."""
 
     host: str
@@ -44,7 +44,7 @@ def check_master(master: str, conf: Mapping[str, str], environment: Mapping[str,
     addresses = addresses_of(master, conf, environment)
     if not addresses:
         return
-    problems: dict[Address, str] = {}
+    problems: dict[MasterAddress, str] = {}
     give_up = time.monotonic() + _PATIENCE_S
     for number, address in enumerate(addresses):
         left_s = max(1.0, give_up - time.monotonic()) / (len(addresses) - number)
@@ -61,7 +61,9 @@ def check_master(master: str, conf: Mapping[str, str], environment: Mapping[str,
     )
 
 
-def addresses_of(master: str, conf: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> list[Address]:
+def addresses_of(
+    master: str, conf: Mapping[str, str], environment: Mapping[str, str] = os.environ
+) -> list[MasterAddress]:
     """Return where a master may be reached; none: it is this machine, or is reached in a way that is not known here.
 
     Raises:
@@ -83,11 +85,11 @@ def addresses_of(master: str, conf: Mapping[str, str], environment: Mapping[str,
     return [each for each in addresses if not _through_proxy(each.host, kind, environment)]
 
 
-def _parse(text: str, port: int) -> Address:
+def _parse(text: str, port: int) -> MasterAddress:
     parsed = urllib.parse.urlsplit(f"//{text}")
     with contextlib.suppress(ValueError):  # Spark refuses such a port in its own words
         port = parsed.port or port
-    return Address(parsed.hostname or "", port)
+    return MasterAddress(parsed.hostname or "", port)
 
 
 def _through_proxy(host: str, kind: str, environment: Mapping[str, str]) -> bool:
@@ -100,7 +102,7 @@ def _through_proxy(host: str, kind: str, environment: Mapping[str, str]) -> bool
 # --- YARN: its configuration says where it is ---------------------------------------------------------
 
 
-def _yarn_addresses(conf: Mapping[str, str], environment: Mapping[str, str]) -> list[Address]:
+def _yarn_addresses(conf: Mapping[str, str], environment: Mapping[str, str]) -> list[MasterAddress]:
     folders = [folder for name in _HADOOP_FOLDERS if (folder := environment.get(name))]
     settings: dict[str, str] = {}
     for folder in reversed(folders):
@@ -118,7 +120,7 @@ def _yarn_addresses(conf: Mapping[str, str], environment: Mapping[str, str]) -> 
     return [each for each in _resource_managers(settings) if each.host not in ("", "0.0.0.0") and "$" not in each.host]
 
 
-def _resource_managers(settings: Mapping[str, str]) -> Iterator[Address]:
+def _resource_managers(settings: Mapping[str, str]) -> Iterator[MasterAddress]:
     ids = [each.strip() for each in settings.get(f"{_RESOURCE_MANAGER}.ha.rm-ids", "").split(",") if each.strip()]
     for suffix in [f".{each}" for each in ids] or [""]:
         address = settings.get(f"{_RESOURCE_MANAGER}.address{suffix}", "")
