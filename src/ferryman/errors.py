@@ -31,7 +31,7 @@ Every message says what happened, to what, and what to do. All of them survive p
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from ferryman import limits
 
@@ -159,16 +159,20 @@ class StateHeld(StateFolderError):
         )
 
 
-class StateDamaged(StateFolderError):
-    """A file of the state is missing or is not what Ferryman wrote."""
+_RESTORE: Final = "Restore this file from a copy"
 
-    def __init__(self, path: str, what: str) -> None:
-        super().__init__(path, what)
-        self.path, self.what = path, what
+
+class StateDamaged(StateFolderError):
+    """A file of the state is missing or is not what Ferryman wrote. ``remedy``: what to do with
+    it, unless it has to be restored."""
+
+    def __init__(self, path: str, what: str, remedy: str = "") -> None:
+        super().__init__(path, what, remedy)
+        self.path, self.what, self.remedy = path, what, remedy
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: {self.what}. Nothing was overwritten. Restore this file from a copy; "
+            f"{self.path}: {self.what}. Nothing was overwritten. {self.remedy or _RESTORE}; "
             "`ferryman fsck` lists everything that is damaged."
         )
 
@@ -185,7 +189,7 @@ class QueueDamaged(StateDamaged):
     """A file of a queue is missing or is not what Ferryman wrote."""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.what}. Nothing was overwritten. Restore this file from a copy."
+        return f"{self.path}: {self.what}. Nothing was overwritten. {self.remedy or _RESTORE}."
 
 
 class QueueReplaced(StateFolderError):

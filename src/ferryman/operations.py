@@ -281,8 +281,8 @@ class Finding(NamedTuple):
 _ATTEMPTS: Final = 5
 """How often a file that looks damaged is read beside a driver that commits all the time."""
 
-_REMOVE = "remove this file: everything is then counted again"
 _COPY = "restore this file from a copy of the state directory"
+_REMOVE = "remove this file: everything is then counted again"
 
 
 @explain_errors_of_state
@@ -318,7 +318,7 @@ def check(root: StatePath) -> list[Finding]:
 def _inspect(root: StatePath) -> list[Finding]:
     findings: dict[str, Finding] = {}
     for problem in _problems(root):
-        findings.setdefault(problem.path, Finding(problem.path, problem.what, _COPY))
+        findings.setdefault(problem.path, Finding(problem.path, problem.what, problem.remedy or _COPY))
     path = root / COUNTED
     try:
         if files.exists(path):
@@ -326,7 +326,7 @@ def _inspect(root: StatePath) -> list[Finding]:
         if not findings and cache_differs(root, plan_of(root)):
             findings[str(path)] = Finding(str(path), "it does not match the tables, counted again", _REMOVE)
     except StateDamaged as e:
-        findings[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else _COPY)
+        findings[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else e.remedy or _COPY)
     return list(findings.values())
 
 
