@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
-from ferryman.errors import UsageError
+from ferryman.errors import UsageError, single_stops
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -299,7 +299,7 @@ class LineProgress(PhaseTracker):
         self.message(f"wave {self.wave}: {_figures(delivered, pending, failed)}")
 
     def message(self, text: str) -> None:
-        self.write(self.with_plan(text))
+        self.write(self.with_plan(single_stops(text)))
 
     def write(self, text: str) -> None:
         """Write a line without the plan's name."""
@@ -364,7 +364,8 @@ class Bar(PhaseTracker):
         self._update()
 
     def message(self, text: str) -> None:
-        self.progress.console.print(one_line(self.with_plan(text)), markup=False, highlight=False, soft_wrap=True)
+        text = single_stops(one_line(self.with_plan(text)))
+        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _update(self) -> None:
         done = self.delivered + self.failed
@@ -487,7 +488,7 @@ class JsonLog(PhaseTracker):
     def message(self, text: str) -> None:
         level, colon, rest = text.partition(": ")
         known = bool(colon) and level in _LEVELS
-        self._write("message", level=level if known else "info", text=rest if known else text)
+        self._write("message", level=level if known else "info", text=single_stops(rest if known else text))
 
     def finished(self, counts: Mapping[str, int]) -> None:
         super().finished(counts)

@@ -299,7 +299,7 @@ def test_a_word_for_nan() -> None:
     plan = Plan("p")
     plan.source("a", source()).step("b", same, nan="zero").destination("c", Index())  # type: ignore[arg-type]
 
-    assert findings(plan) == ["b: nan='zero': give \"reject\" or \"null\"."]
+    assert findings(plan) == ['b: nan=\'zero\': give "reject" or "null".']
 
 
 @pytest.mark.rule("destination.send-timeout")
