@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -151,6 +152,22 @@ def test_an_interrupt_ends_a_start_at_once(spark_home: Path, master: str) -> Non
     assert not any(word in said for word in ("error:", "Traceback"))
     jvm = int((spark_home / "hangs").read_text())
     wait_until(lambda: not Path(f"/proc/{jvm}").exists(), "the JVM is left")
+
+
+def test_a_signal_that_is_ignored_ends_nothing(spark_home: Path) -> None:
+    """As a shell that starts a run in the background has SIGINT ignored."""
+    script = spark_home / "spark" / "bin" / "spark-submit"
+    script.write_text("#!/bin/sh\nkill -INT $PPID\necho 'Error: it came to its end' >&2\nexit 1\n")
+    program = "from ferryman.engine.runner.sessions import start; start('local[1]', {}, 'test')"
+    quoted = shlex.join([sys.executable, "-c", program])
+    done = subprocess.run(
+        ["sh", "-c", f"trap '' INT; exec {quoted}"], cwd=spark_home, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert (
+        "UsageError: Spark did not start with --master local[1]: its JVM ended: Error: it came to its end"
+        in done.stderr
+    )
 
 
 def test_an_aborted_launch_starts_nothing(spark_home: Path) -> None:

@@ -39,6 +39,9 @@ _MAX_JVM_LINES: Final = 50
 _LAST_WORDS_S: Final = 1.0
 """Seconds to wait for the last output of the JVM if Spark did not start."""
 
+_KILLED_S: Final = 10.0
+"""Seconds to wait for the end of a JVM that was killed."""
+
 _RECORD: Final = b"\x1e"
 _RECORD_END: Final = b"\x1f"
 """Marks around a record of the JVM's log, see log4j2.properties."""
@@ -113,7 +116,12 @@ class Launch:
         """Let PySpark start another JVM: one that has ended would fail every later session of this process."""
         from pyspark import SparkContext
 
-        if SparkContext._gateway is not None and self._process is not None and self._process.poll() is not None:
+        if self._process is None:
+            return
+        if self.aborted:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_KILLED_S)
+        if SparkContext._gateway is not None and self._process.poll() is not None:
             SparkContext._active_spark_context = None
             SparkContext._gateway = SparkContext._jvm = None
 

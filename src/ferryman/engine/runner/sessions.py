@@ -42,6 +42,8 @@ from ferryman.errors import EngineError, UsageError
 _INTERRUPTED: Final = 130
 """Exit code of a process that a signal has ended."""
 
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 _OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DEPLOY_MODE: Final = "spark.submit.deployMode"
 _LOCAL_DIR: Final = "spark.local.dir"
@@ -411,11 +413,9 @@ def _abort_on_signal(launch: Launch) -> Iterator[None]:
         received.append(number)
         launch.abort()
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    _before_spark[:] = [signal.getsignal(signal.SIGINT)]
+    numbers = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]  # as below nohup
     before = {number: signal.signal(number, receive) for number in numbers}
-    _before_spark[:] = [before[signal.SIGINT]]
     try:
         yield
     finally:
