@@ -451,7 +451,7 @@ def json_problem(value: Any, levels: int = limits.NESTED) -> str:
     """
     kind = type(value)
     if kind is float:
-        return "" if value - value == 0 else f"holds {value}, which is not a number in JSON"
+        return "" if value - value == 0 else f"holds {value}, {_NOT_A_NUMBER}"
     if kind in _SCALAR_TYPES:
         return ""
     if kind is dict or isinstance(value, dict):
@@ -470,6 +470,26 @@ def json_problem(value: Any, levels: int = limits.NESTED) -> str:
             return why
     return ""
 
+
+def replace_nan(fields: dict[str, Any]) -> None:
+    """Replace NaN and the infinite numbers in fields by None, at any depth that fields may have."""
+    for name, value in fields.items():
+        if type(value) is float:
+            if value - value != 0:
+                fields[name] = None
+        elif type(value) not in _SCALAR_TYPES and json_problem(value, limits.NESTED - 1).endswith(_NOT_A_NUMBER):
+            fields[name] = _without_nan(msgspec.to_builtins(value, str_keys=True))
+
+
+def _without_nan(value: Any) -> Any:
+    if type(value) is float:
+        return value if value - value == 0 else None
+    if type(value) is dict:
+        return {name: _without_nan(each) for name, each in value.items()}
+    return [_without_nan(each) for each in value] if isinstance(value, _SEQUENCE_TYPES) else value
+
+
+_NOT_A_NUMBER: Final = "which is not a number in JSON"
 
 _SEQUENCE_TYPES: Final = (list, tuple, set, frozenset)
 

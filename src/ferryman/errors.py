@@ -31,15 +31,26 @@ Every message says what happened, to what, and what to do. All of them survive p
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
 
 from ferryman import limits
+
+_DOUBLED_STOP: Final = re.compile(r"(?<=[^\s./])\.\.(?=\s+[A-Z`]|\Z)")
+
+
+def single_stops(text: str) -> str:
+    """Remove doubled full stops between sentences and at the end: a message quotes others, which may end in one."""
+    return _DOUBLED_STOP.sub(".", text)
 
 
 class FerrymanError(Exception):
     """Base of everything that Ferryman raises on purpose. ``exit_code``: exit code of the command line."""
 
     exit_code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(single_stops(each) if isinstance(each, str) else each for each in args))
 
 
 class Dropped(FerrymanError):
@@ -53,7 +64,7 @@ class DeliveryError(FerrymanError):
 
     def __init__(self, why: str = "") -> None:
         super().__init__(why)
-        self.why = why
+        self.why: str = self.args[0]
 
     def __str__(self) -> str:
         return str(self.why)  # a step may give anything
@@ -118,7 +129,7 @@ class PlanError(UsageError):
         self.findings = findings
 
     def __str__(self) -> str:
-        return "\n".join(self.findings)
+        return "\n".join(map(single_stops, self.findings))
 
 
 class PlanChanged(UsageError):
@@ -159,16 +170,20 @@ class StateHeld(StateFolderError):
         )
 
 
-class StateDamaged(StateFolderError):
-    """A file of the state is missing or is not what Ferryman wrote."""
+_RESTORE: Final = "Restore this file from a copy"
 
-    def __init__(self, path: str, what: str) -> None:
-        super().__init__(path, what)
-        self.path, self.what = path, what
+
+class StateDamaged(StateFolderError):
+    """A file of the state is missing or is not what Ferryman wrote. ``remedy``: what to do with
+    it, unless it has to be restored."""
+
+    def __init__(self, path: str, what: str, remedy: str = "") -> None:
+        super().__init__(path, what, remedy)
+        self.path, self.what, self.remedy = path, what, remedy
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: {self.what}. Nothing was overwritten. Restore this file from a copy; "
+            f"{self.path}: {self.what}. Nothing was overwritten. {self.remedy or _RESTORE}; "
             "`ferryman fsck` lists everything that is damaged."
         )
 
@@ -185,7 +200,7 @@ class QueueDamaged(StateDamaged):
     """A file of a queue is missing or is not what Ferryman wrote."""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.what}. Nothing was overwritten. Restore this file from a copy."
+        return f"{self.path}: {self.what}. Nothing was overwritten. {self.remedy or _RESTORE}."
 
 
 class QueueReplaced(StateFolderError):
@@ -242,7 +257,7 @@ def class_name(value: object) -> str:
 
 def message_of(error: BaseException) -> str:
     """Return an error's text for a message; for errors that are not Ferryman's the class comes first."""
-    return plain_text(error) if isinstance(error, FerrymanError) else describe(error)
+    return single_stops(plain_text(error)) if isinstance(error, FerrymanError) else describe(error)
 
 
 class Interrupted(KeyboardInterrupt):

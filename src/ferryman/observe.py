@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
-from ferryman.errors import UsageError
+from ferryman.errors import UsageError, single_stops
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -299,7 +299,7 @@ class LineProgress(PhaseTracker):
         self.message(f"wave {self.wave}: {_figures(delivered, pending, failed)}")
 
     def message(self, text: str) -> None:
-        self.write(self.with_plan(text))
+        self.write(self.with_plan(single_stops(text)))
 
     def write(self, text: str) -> None:
         """Write a line without the plan's name."""
@@ -364,7 +364,8 @@ class Bar(PhaseTracker):
         self._update()
 
     def message(self, text: str) -> None:
-        self.progress.console.print(one_line(self.with_plan(text)), markup=False, highlight=False, soft_wrap=True)
+        text = single_stops(one_line(self.with_plan(text)))
+        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _update(self) -> None:
         done = self.delivered + self.failed
@@ -426,6 +427,24 @@ def logging_to(observer: Observer, verbose: bool = False) -> Iterator[None]:
         logger.propagate = propagate
 
 
+@contextlib.contextmanager
+def _jvm_output_to(observer: Observer) -> Iterator[None]:
+    """Send what Spark's JVM writes to this observer inside the block, and to no other."""
+    logger = logging.getLogger("ferryman.spark")
+    handler = ObserverHandler(observer)
+    handler.setFormatter(OneLineFormatter())
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
 # --- log files: JSON lines, or lines with times ---
 
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
@@ -469,7 +488,7 @@ class JsonLog(PhaseTracker):
     def message(self, text: str) -> None:
         level, colon, rest = text.partition(": ")
         known = bool(colon) and level in _LEVELS
-        self._write("message", level=level if known else "info", text=rest if known else text)
+        self._write("message", level=level if known else "info", text=single_stops(rest if known else text))
 
     def finished(self, counts: Mapping[str, int]) -> None:
         super().finished(counts)
@@ -657,7 +676,8 @@ def progress_observer(
         file = BestEffortStream(opened, lambda e: observer.message(f"warning: {_given_up(log_file, e)}"))
         log: Observer = JsonLog(file) if log_format == "json" else LogLines(file, verbose)
         try:
-            yield Forwarding(observer, log)
+            with contextlib.nullcontext() if verbose else _jvm_output_to(log):  # -v shows it anyway
+                yield Forwarding(observer, log)
         except BaseException as e:
             log.message(f"error: {type(e).__name__}: {e}")
             raise

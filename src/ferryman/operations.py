@@ -154,6 +154,8 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
     targets = [NotifyTarget(to) for to in chosen["notify"]]
     if findings := [finding for target in targets for finding in target.findings()]:
         raise UsageError("\n".join(findings))
+    if state is None:
+        driver.check_default_state(chosen["spark"])
     if isinstance(plan, Flow):
         return _run_flow(plan, chosen, targets, observer)
     if (older := chosen["from_version"]) is not None:
@@ -279,8 +281,8 @@ class Finding(NamedTuple):
 _ATTEMPTS: Final = 5
 """How often a file that looks damaged is read beside a driver that commits all the time."""
 
-_REMOVE = "remove this file: everything is then counted again"
 _COPY = "restore this file from a copy of the state directory"
+_REMOVE = "remove this file: everything is then counted again"
 
 
 @explain_errors_of_state
@@ -316,7 +318,7 @@ def check(root: StatePath) -> list[Finding]:
 def _inspect(root: StatePath) -> list[Finding]:
     findings: dict[str, Finding] = {}
     for problem in _problems(root):
-        findings.setdefault(problem.path, Finding(problem.path, problem.what, _COPY))
+        findings.setdefault(problem.path, Finding(problem.path, problem.what, problem.remedy or _COPY))
     path = root / COUNTED
     try:
         if files.exists(path):
@@ -324,7 +326,7 @@ def _inspect(root: StatePath) -> list[Finding]:
         if not findings and cache_differs(root, plan_of(root)):
             findings[str(path)] = Finding(str(path), "it does not match the tables, counted again", _REMOVE)
     except StateDamaged as e:
-        findings[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else _COPY)
+        findings[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else e.remedy or _COPY)
     return list(findings.values())
 
 

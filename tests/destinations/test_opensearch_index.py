@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from ferryman.destinations import OpenSearch
-from ferryman.errors import PermanentError
+from ferryman.errors import Misconfigured, PermanentError
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.search_index import SearchIndex, index, kinds, opened, opensearch
 
@@ -64,6 +64,39 @@ def test_an_alias_means_one_index(index: SearchIndex) -> None:
     SearchIndex(index.url, f"{index.name}-two").ask("PUT", f"/_alias/{index.name}-alias")
     with pytest.raises(PermanentError, match="is an alias of 2 indices"):
         aliased.check()
+
+
+def test_an_index_that_wants_a_routing_is_refused(index: SearchIndex) -> None:
+    """It would refuse each document: by ``check``, and by a write if it is made so behind our back."""
+    made = OpenSearch(index.url, index.name, {"_routing": {"required": True}})
+    with pytest.raises(Misconfigured, match=r"require a routing for each document\. Ferryman sends no routing"):
+        made.check()
+    later = SearchIndex(index.url, f"{index.name}-later")
+    behind = opened(OpenSearch(later.url, later.name))
+    later.ask("DELETE")
+    later.ask("PUT", "", {"mappings": {"_routing": {"required": True}}})
+    [outcome] = behind.write([delivery("a", 1)])
+    assert (outcome.kind, outcome.universal) == ("permanent", True)
+    assert "Ferryman sends no routing" in outcome.why
+
+
+@pytest.mark.parametrize("setting", ["index.default_pipeline", "index.final_pipeline"])
+def test_a_pipeline_that_is_not_there_is_the_indexs_trouble(index: SearchIndex, setting: str) -> None:
+    """Seen by ``check``, and by a write if it is removed after that; one that is there is used."""
+    pipeline = f"{index.name}-pipeline"
+    server = SearchIndex(index.url, f"_ingest/pipeline/{pipeline}")
+    server.ask("PUT", "", {"processors": []})
+    index.ask("PUT", "", {"settings": {setting: pipeline}})
+    there = opened(OpenSearch(index.url, index.name))
+    assert kinds(there.write([delivery("a", 1)])) == ["ok"]
+    index.ask("PUT", "/_settings", {setting: "_none"})
+    server.ask("DELETE", "")
+    index.ask("PUT", "/_settings", {setting: pipeline})
+    [outcome] = there.write([delivery("a", 2)])
+    assert (outcome.kind, outcome.universal) == ("permanent", True)
+    assert "Make the ingest pipeline" in outcome.why
+    with pytest.raises(Misconfigured, match=rf"its {setting} is {pipeline}, and there is no such pipeline\. Make the"):
+        OpenSearch(index.url, index.name).check()
 
 
 def test_an_index_that_forgets_deletes_too_soon_is_warned_of(

@@ -295,6 +295,13 @@ def test_timeouts(timeout: Any) -> None:
     assert findings(plan) == [f"b: timeout={timeout!r}: give seconds above 0, or leave it out."]
 
 
+def test_a_word_for_nan() -> None:
+    plan = Plan("p")
+    plan.source("a", source()).step("b", same, nan="zero").destination("c", Index())  # type: ignore[arg-type]
+
+    assert findings(plan) == ['b: nan=\'zero\': give "reject" or "null".']
+
+
 @pytest.mark.rule("destination.send-timeout")
 @pytest.mark.parametrize("send_timeout", [0, -1, 601, float("inf"), "60", None])
 def test_a_send_timeout_that_is_none(send_timeout: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pkgutil
 from types import TracebackType
@@ -16,11 +17,16 @@ from tests.servers.server import Server
 
 
 def known() -> dict[str, type[Server]]:
-    """Every server by its name: each subclass of ``Server`` in a module of this folder."""
+    """Every server by its name: each subclass of ``Server`` in a module of this folder, but for those that are made for
+    another one, such as a worker of a cluster."""
     for module in pkgutil.iter_modules(tests.servers.__path__):
         if not module.name.startswith(("_", "test_")):
             importlib.import_module(f"tests.servers.{module.name}")
-    return {server.name: server for server in sorted(_below(Server), key=lambda s: s.name)}
+    return {server.name: server for server in sorted(_below(Server), key=lambda s: s.name) if _stands_alone(server)}
+
+
+def _stands_alone(server: type[Server]) -> bool:
+    return all(each.default is not each.empty for each in inspect.signature(server).parameters.values())
 
 
 def _below(base: type[Server]) -> set[type[Server]]:

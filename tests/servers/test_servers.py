@@ -181,7 +181,8 @@ def test_the_reference_tells_the_versions_that_run_here(destination: Any, server
 
 def test_servers_are_found_by_their_modules() -> None:
     """For `python -m tests.servers`, and for the fixture."""
-    assert {"opensearch", "small"} <= set(known())
+    assert {"opensearch", "small", "yarn"} <= set(known())
+    assert not {"spark-worker", "yarn-node"} & set(known()), "they are made for another server"
     with pytest.raises(pytest.skip.Exception if not os.environ.get("CI") else pytest.fail.Exception):
         require("why")
 

@@ -170,6 +170,8 @@ def test_a_table_that_somebody_else_wrote_to_is_refused_by_name(damaged: PlanWor
     last = entry(State(damaged.root, damaged.plan), "ledger", -1)
     error = refusal(damaged, StateDamaged)
     assert (error.path, error.what) == (str(last), "it was not written by Ferryman")
+    [finding] = [each for each in check(damaged.root) if each.path == str(last)]
+    assert finding.remedy == "Another program added it: remove it, and keep that program away"
 
 
 def interrupted_in(place: Path, phase: str) -> PlanWorld:

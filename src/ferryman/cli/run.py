@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, overload
@@ -196,6 +197,10 @@ def run(
     }
     if max_pending is not None:
         options["max_pending"] = size_bytes("--max-pending", max_pending)
+    if state is None and "PYSPARK_GATEWAY_PORT" in os.environ:  # by spark-submit
+        from ferryman.engine.driver import check_default_state
+
+        check_default_state()
     loaded = load(plan)
     log = (log_file, log_format)
     if isinstance(loaded, Flow):

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self, TextIO
 
+from ferryman.errors import single_stops
 from ferryman.observe import Forwarding, Observer, one_line
 
 PAD_MAX = 48
@@ -35,7 +36,7 @@ def print_block(text: str) -> None:
 
 def print_note(text: object) -> None:
     """Print a message about the result to stderr."""
-    print(one_line(text), file=sys.stderr)
+    print(single_stops(one_line(text)), file=sys.stderr)
 
 
 def print_error(text: object) -> None:

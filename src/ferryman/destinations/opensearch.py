@@ -33,6 +33,9 @@ class ErrorMeaning(NamedTuple):
     remedy: str = ""
 
 
+_NO_ROUTING: Final = "Ferryman sends no routing: name an index whose mappings do not require it (_routing.required)"
+_NO_PIPELINE: Final = "Make the ingest pipeline, or take it out of the index's settings"
+
 ITEM: Final[dict[int, ErrorMeaning]] = {
     200: ErrorMeaning("ok"),
     201: ErrorMeaning("ok"),
@@ -52,8 +55,16 @@ TYPES: Final[dict[str, ErrorMeaning]] = {
     "index_closed_exception": ErrorMeaning("permanent", True, "Open the index"),
     "cluster_block_exception": ErrorMeaning("transient", True, "Lift the block: often the disk is full"),
     "circuit_breaking_exception": ErrorMeaning("transient", True, "It is sent again when the server has memory"),
+    "routing_missing_exception": ErrorMeaning("permanent", True, _NO_ROUTING),
 }
 """Type of an item's error -> its meaning, whatever the status."""
+
+REASONS: Final[dict[str, ErrorMeaning]] = {
+    "pipeline with id [...] does not exist": ErrorMeaning("permanent", True, _NO_PIPELINE),
+    "no write index is defined for alias [...]": ErrorMeaning("permanent", True, "Name an index, or an alias of one"),
+}
+"""Beginning of an item's reason -> its meaning, where the type of the error is one that documents cause, too. ``...``
+is any name."""
 
 REQUEST: Final[dict[int, ErrorMeaning]] = {
     400: ErrorMeaning("halve", remedy="Correct the document in a step"),
@@ -82,7 +93,12 @@ def request_meaning(status: int) -> ErrorMeaning:
 
 def outcome_rows() -> Iterator[tuple[str, str]]:
     """Yield (answer, outcome) of the tables above, for the reference."""
-    for where, meanings in (("item", ITEM), ("error of an item", TYPES), ("whole answer", REQUEST)):
+    for where, meanings in (
+        ("item", ITEM),
+        ("error of an item", TYPES),
+        ("reason of an item", REASONS),
+        ("whole answer", REQUEST),
+    ):
         for answer, meaning in meanings.items():
             kind = "permanent, once it stands alone" if meaning.kind == "halve" else meaning.kind
             about = ", about all" if meaning.universal else ""
@@ -123,6 +139,7 @@ class BulkItem(msgspec.Struct):
         meaning = ITEM.get(self.status, _OTHER_ERROR)
         if self.error is not None:
             meaning = TYPES.get(self.error.type, _OTHER_ERROR if self.status == 404 else meaning)
+            meaning = _meaning_of_reason(self.error.reason) or meaning
         if meaning.kind == "ok":
             return Outcome.ok()
         if meaning.kind == "stale":
@@ -132,6 +149,11 @@ class BulkItem(msgspec.Struct):
 
 
 _OTHER_ERROR: Final = ErrorMeaning("transient")
+
+
+def _meaning_of_reason(reason: str | None) -> ErrorMeaning | None:
+    without_names = re.sub(r"\[[^\]]*\]", "[...]", reason or "", count=1)
+    return next((meaning for start, meaning in REASONS.items() if without_names.startswith(start)), None)
 
 
 class _Bulk(msgspec.Struct):
@@ -376,9 +398,27 @@ class Index:
             raise Misconfigured(
                 f"{self._shown} is a data stream, which keeps every version of a document. Name an index.",
             )
+        if there.get("mappings", {}).get("_routing", {}).get("required"):
+            raise Misconfigured(f"{self._shown}: its mappings require a routing for each document. {_NO_ROUTING}.")
+        self._check_pipelines(there.get("settings", {}))
         self._warn_of_short_memory(name, there.get("settings", {}))
         if _differs(self._mappings, there.get("mappings", {})):
             self._add_fields()
+
+    def _check_pipelines(self, settings: Mapping[str, str]) -> None:
+        """Check that there are the ingest pipelines through which the index sends each document.
+
+        A user may have no right to look, and a server no such pipelines: then what is written tells.
+        """
+        for setting in ("index.default_pipeline", "index.final_pipeline"):
+            pipeline = settings.get(setting, "_none")
+            if pipeline == "_none":
+                continue
+            answer = self._ask("GET", f"/_ingest/pipeline/{quote(pipeline, safe='')}", expected=(400, 403, 404, 405))
+            if answer.status == 404:
+                raise Misconfigured(
+                    f"{self._shown}: its {setting} is {pipeline}, and there is no such pipeline. {_NO_PIPELINE}."
+                )
 
     def _warn_of_short_memory(self, name: str, settings: Mapping[str, str]) -> None:
         """Warn if the server does not remember a delete for as long as an older upsert may still arrive, which

@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 from ferryman.engine import migration
 from ferryman.engine.preflight import check_runner
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.class_sharing import make_in_background
 from ferryman.engine.runner.java import check_java
+from ferryman.engine.runner.launch import Launch
 from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of
 from ferryman.engine.settings import SparkSettings
-from ferryman.errors import EngineError, FerrymanError
+from ferryman.errors import EngineError, FerrymanError, UsageError
 from ferryman.observe import Observer
 from ferryman.plan import Plan, SourceNode
 from ferryman.plan.load import pickle_neighbours_by_value
 from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, is_disk_full
+
+
+def check_default_state(spark: Any = None) -> None:
+    """Check that the default folder of states is kept after the run; in cluster mode it lies in a container.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if spark is None and "pyspark" not in sys.modules and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return
+    from ferryman.engine.runner.sessions import program_session, runs_in_cluster_mode
+
+    if runs_in_cluster_mode(spark or program_session()):
+        raise UsageError(
+            "in Spark's cluster mode the default state would lie in a container that goes with this job, and the next "
+            "job would deliver everything again. Give the state a place that stays, by run(plan, state=…) or --state: "
+            "a folder that all machines share, or the URL of an object store, such as s3://bucket/states."
+        )
 
 
 @contextlib.contextmanager
@@ -127,6 +148,8 @@ def open_runner(
         nodes = [node for plan in plans for node in plan.nodes]
         queries = any(isinstance(node, SourceNode) and isinstance(node.source, DataFrame) for node in nodes)
 
+        launch = Launch()
+
         def announce() -> None:
             observer.message("starting Spark")  # which takes seconds, and says nothing meanwhile
 
@@ -134,7 +157,9 @@ def open_runner(
             from ferryman.engine.runner.sessions import borrow
             from ferryman.engine.runner.spark import SparkRunner
 
-            session, give_back = borrow(master, conf, f"ferryman {name}", queries=queries, report=observer.message)
+            session, give_back = borrow(
+                master, conf, f"ferryman {name}", queries=queries, report=observer.message, launch=launch
+            )
             cleanup.callback(give_back)
             return SparkRunner(session)
 
@@ -145,7 +170,7 @@ def open_runner(
             yield start()
             return
         check_java()
-        with OnDemandRunner(start, cores, conf, announce) as on_demand:
+        with OnDemandRunner(start, cores, conf, announce, launch.abort) as on_demand:
             if start_early and not queries:  # a session is active only in the thread that made it
                 on_demand.start_early()
             yield on_demand

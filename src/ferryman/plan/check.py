@@ -142,6 +142,8 @@ def _node_findings(nodes: Sequence[Node]) -> list[str]:
                 )
             if node.timeout is not None and not _is_number(node.timeout, above=0):
                 findings.append(f"{node.name}: timeout={node.timeout!r}: give seconds above 0, or leave it out.")
+            if node.nan not in ("reject", "null"):
+                findings.append(f'{node.name}: nan={node.nan!r}: give "reject" or "null".')
             findings += call_findings(node)
             for name in node.needs:
                 if not is_capability_name(name):

@@ -170,6 +170,7 @@ class StepNode(CalledNode):
         concurrency: largest number of calls under way at once in a task.
         rate: calls of the whole run, as ``limits.per_second`` parses it; None: no limit.
         needs: capabilities that a machine must have to run it, see ``local_capabilities``.
+        nan: what NaN and the infinite numbers in fields are: an error of the document ("reject"), or "null".
     """
 
     fn: StepFunction = field(kw_only=True)
@@ -181,6 +182,7 @@ class StepNode(CalledNode):
     mutates: bool = field(default=True, kw_only=True)
     timeout: float | None = field(default=None, kw_only=True)
     needs: frozenset[str] = field(default=frozenset(), kw_only=True)
+    nan: str = field(default="reject", kw_only=True)
 
     @property
     def rows(self) -> int:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
@@ -161,6 +161,7 @@ class Plan:
         patience: float | str = limits.PATIENCE_S,
         attempts: int | None = None,
         needs: str | Iterable[str] | None = None,
+        nan: Literal["reject", "null"] = "reject",
         after: Any = None,
     ) -> Handle:
         """A function of a document. It returns the document (which goes on), None (DROPPED), or an iterable of the
@@ -186,6 +187,8 @@ class Plan:
             attempts: so often at most, whatever the error; None: as the destination says.
             needs: what a machine must have to run it, by name, such as "gpu". It is called only on executors that say
                 they have it, by ``--has`` or ``FERRYMAN_HAS`` in their environment; until then its documents wait.
+            nan: what becomes of NaN and the infinite numbers that it leaves in fields, which JSON has not: "reject"
+                makes them an error of the document that names the field, "null" makes them null.
             after: nodes or names it follows; a name may be declared later.
         """
         return self._add(
@@ -201,6 +204,7 @@ class Plan:
                 concurrency=concurrency,
                 rate=rate,
                 needs=capability_names(needs),
+                nan=nan,
                 **error_policy(brake, patience, attempts),
             )
         )

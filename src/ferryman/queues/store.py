@@ -83,7 +83,7 @@ class QueueStore:
             raise
         except StateDamaged as e:
             self.check_identity()
-            raise QueueDamaged(e.path, e.what) from e
+            raise QueueDamaged(e.path, e.what, e.remedy) from e
         except FileNotFoundError as e:
             self.check_identity()
             raise QueueDamaged(str(e.filename), "the file is missing") from e

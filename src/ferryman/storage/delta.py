@@ -522,9 +522,19 @@ class DeltaLog(Generic[FileT]):
         path = self.path(version)
         return self._decode(path, _read(path, "the log file is missing"))
 
+    def _foreign(self, path: StatePath, data: bytes) -> StateDamaged:
+        """Return the error for an entry without our seal: one that another program added, or one of ours that is no
+        more what it was."""
+        what = "it was not written by Ferryman"
+        next_path = self.path(int(path.name.partition(".")[0]) + 1)
+        replaced = files.exists(next_path) and _SEAL.search(files.read(next_path)) is not None
+        if replaced or not _is_delta_entry(data):
+            return StateDamaged(str(path), what)
+        return StateDamaged(str(path), what, "Another program added it: remove it, and keep that program away")
+
     def _decode(self, path: StatePath, data: bytes) -> LogEntry[FileT]:
         if (found := _SEAL.search(data)) is None:
-            raise StateDamaged(str(path), "it was not written by Ferryman")
+            raise self._foreign(path, data)
         if not _is_sealed(data, found):
             raise StateDamaged(str(path), "its checksum does not match its content")
         actions = [_decode_action(line) for line in data.splitlines()]
@@ -745,6 +755,15 @@ def _seal(data: bytes) -> bytes:
     """Fill in the checksum of all bytes at its reserved place: the first in an entry, the last in a checkpoint."""
     at = data.index(_UNSEALED) if data[:1] == b"{" else data.rindex(_UNSEALED)
     return data[:at] + b'"crc":"%08x"' % zlib.crc32(data) + data[at + len(_UNSEALED) :]
+
+
+def _is_delta_entry(data: bytes) -> bool:
+    """Return whether this is a whole entry as Delta's protocol has it, such as another program writes."""
+    try:
+        actions = [msgspec.json.decode(line, type=dict[str, Any]) for line in data.splitlines()]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return any("commitInfo" in action for action in actions)
 
 
 def _is_sealed(data: bytes, seal: re.Match[bytes]) -> bool:

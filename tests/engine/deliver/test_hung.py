@@ -15,6 +15,7 @@ from ferryman import crash, limits
 from ferryman.destinations.base import Delivery, Effect
 from ferryman.plan import Plan
 from ferryman.sources import Memory
+from ferryman.storage import processes
 from ferryman.testing.inprocess import InProcess
 from tests.support.plan_world import PlanWorld
 from tests.support.recorder import Recorder
@@ -68,6 +69,20 @@ def test_a_write_that_was_given_up_never_comes_after_a_newer_one(place: Path, fa
         time.sleep(1)  # a thread that is still there would act now
     assert texts(trial.out()) == ["one", "two"]
     assert {line["attempt"] for line in trial.out().lines()} == {1}, "no attempt was spent"
+
+
+def test_a_worker_that_shares_the_drivers_host_name_and_process_id_ends(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in two pods with ``hostNetwork``, in which process ids are counted apart."""
+    own = os.getpid
+    monkeypatch.setattr(processes, "machine_id", lambda: f"container {own()}")
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    trial = PlanWorld(place).build(out=Late(place), send_timeout=2)
+    with one_worker() as runner:
+        trial.put("a")
+        assert (trial.run(runner=runner, wait=0).exit, runner.deaths) == (4, 1)
+        (place / "go").touch()
 
 
 @pytest.mark.rule("destination.given-up")

@@ -28,6 +28,58 @@ def test_a_worker_has_the_last_word(line: str) -> None:
     assert describe_spark_error(Exception(PYTHON.format(line))) == line
 
 
+STAGE = "Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3: "
+STACK = "\tat org.apache.spark.scheduler.Task.run(Task.scala:147)\n" * 40
+SPOILED = f"""{STAGE}org.apache.spark.SparkException:
+Bad data in pyspark.daemon's standard output. Invalid port number/socket path:
+  1751477356 (0x68656c6c)
+Python command to execute the daemon was:
+  /opt/other/python -m pyspark.daemon pyspark.worker
+Check that you don't have any unexpected modules or libraries in
+your PYTHONPATH:
+{STACK}
+Driver stacktrace:
+{STACK}"""
+SILENT = f"{STAGE}org.apache.spark.SparkException: No port number in pyspark.daemon's stdout\n{STACK}"
+LACKING = f"""{STAGE}java.io.IOException: Cannot run program "/opt/ours/python": error=2, No such file or directory
+{STACK}Caused by: java.io.IOException: error=2, No such file or directory
+{STACK}
+Driver stacktrace:
+{STACK}"""
+ENDED = f"""An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: org.apache.spark.SparkException: YARN application has already ended! It might have been killed or the Application
+Master may have failed to start. Check the YARN application logs for more details: application_1700000000000_0007
+{STACK}"""
+EMPTY = f"An error occurred while calling o1.x.\n: org.apache.spark.SparkException: \nthe words\n{STACK}"
+CAUSED = f"a\n{STACK}Caused by: org.a.First: one\n{STACK}Caused by: org.a.Second:\n  the text of it\n{STACK}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SPOILED, ["/opt/other/python prints something when it starts", "sitecustomize.py", "spark.pyspark.python"]),
+        (SILENT, ["the Python of an executor prints something when it starts"]),
+        (LACKING, ["an executor cannot run the Python /opt/ours/python (No such file or directory)", "PYSPARK_PYTHON"]),
+        (
+            ENDED,
+            ["YARN has ended application_1700000000000_0007", "`yarn logs -applicationId application_1"],
+        ),
+        (
+            "Application application_1_2 failed 2 times due to AM Container",
+            ["YARN has ended application_1_2"],
+        ),
+        (EMPTY, ["org.apache.spark.SparkException: the words"]),
+        (CAUSED, ["org.a.Second: the text of it"]),
+        ("", ["Exception"]),
+    ],
+)
+def test_a_cause_that_a_user_can_act_on(text: str, said: list[str]) -> None:
+    """Wherever Spark puts it: in the middle, after an empty line, before two stack traces."""
+    described = describe_spark_error(Exception(text))
+    assert all(words in described for words in said), described
+    assert "\n" not in described
+
+
 def test_an_error_of_ours_passes_through_spark() -> None:
     """As text: its kind and its values are the same on the other side, its words stand in Spark's log."""
     with pytest.raises(Exception, match="/state/x: it is cut short") as passed, pack_errors():

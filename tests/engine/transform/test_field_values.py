@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ferryman import account
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.document import Document, decode_json, encode_fields, encode_value
+from ferryman.document import Document, decode_json, encode_fields, encode_value, replace_nan
 from ferryman.errors import BadDocument, Dropped
 from ferryman.plan import Handle
 from ferryman.routers import Duplicate, Router
@@ -187,6 +188,63 @@ def test_a_value_that_json_has_not_is_its_documents_error(
         [*_, event] = ends(net, f"d{n}")
         assert event["status"] == "ERROR_DOC"
         assert "field 'bad' " in event["message"]
+
+
+def measured(doc: Document) -> Document:
+    deep = {"a": [{"b": float("-inf")}]}
+    doc.fields.update({"mean": NAN, "row": (1.0, float("inf")), "deep": deep, "n": 1.5, "t": "nan"})
+    return doc
+
+
+def measured_children(doc: Document) -> Iterator[Document]:
+    yield measured(doc.child("c"))
+    yield measured(doc)
+
+
+def measured_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select(["id"]).append_column("mean", pa.array([NAN] * len(batch)))
+
+
+async def measured_later(doc: Document) -> list[Document]:
+    return [measured(doc)]
+
+
+@pytest.mark.rule("doc.nan-null")
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [
+        (measured, {}),
+        (measured_children, {}),
+        (lambda docs: [measured(doc) for doc in docs], {"batch": 2}),
+        (measured_rows, {"arrow": True}),
+        (measured, {"concurrency": 2}),
+        (measured_later, {}),
+    ],
+    ids=["plain", "children", "batch", "arrow", "threads", "event loop"],
+)
+def test_a_steps_nan_is_null_where_its_policy_says_so(
+    net: PlanWorld, fn: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    """At any depth, of each document that it returns; without it they are rejected."""
+    null = net.source().step("measured", fn, nan="null", **options)
+    null.destination("out", net.out("out"))
+    net.put("a", "b")
+    assert net.run(wait=0).exit == 0
+    for line in net.out("out").lines():
+        assert line["fields"]["mean"] is None
+        expected = [None] if fn is measured_rows else [[1.0, None], {"a": [{"b": None}]}, 1.5, "nan"]
+        names = ["mean"] if fn is measured_rows else ["row", "deep", "n", "t"]
+        assert [line["fields"][name] for name in names] == expected
+    assert len(net.out("out").lines()) == (4 if fn is measured_children else 2)
+
+
+def test_what_is_nested_too_deep_stays_so() -> None:
+    """Beside what is no number; the error then names it."""
+    fields = {"a": [nested(300), NAN], "b": NAN}
+    replace_nan(fields)
+    assert fields["b"] is None
+    with pytest.raises(BadDocument, match="field 'a' is nested more than 200 deep"):
+        encode_fields(fields)
 
 
 @pytest.mark.rule("doc.numbers", "doc.nested")

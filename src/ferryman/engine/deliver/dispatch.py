@@ -3,8 +3,6 @@ for now."""
 
 from __future__ import annotations
 
-import os
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -26,6 +24,7 @@ from ferryman.plan import DestinationNode, KeyedNode, errors_node
 from ferryman.state.outbox import first_sequence, has_exports, has_other_rows, pending_rows, split_family
 from ferryman.state.state import State, sender_of
 from ferryman.storage.delta import DataFile
+from ferryman.storage.processes import Process
 
 _UNASKED: Final = "ferryman.unasked "
 """Prefix of application ids (on the outbox), followed by the name of a destination that did not answer when asked what
@@ -99,13 +98,12 @@ class Dispatcher:
         if not work:
             on_sent()
             return []
-        driver = (socket.gethostname(), os.getpid())
         task = Pass(
             self._pickled_plan,
             str(self._state.root),
             number,
             now_us,
-            driver,
+            Process.current(),
             self._state.epoch,
             pace_s=self._pace_s,
             progress_folder=progress_folder,

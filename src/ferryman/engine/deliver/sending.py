@@ -16,7 +16,6 @@ the driver doubts it (``deliver.doubts``), and the next pass sends such a chunk 
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -65,6 +64,7 @@ from ferryman.state.journal import Journal
 from ferryman.state.state import SenderIdentity, sender_of
 from ferryman.storage.files import fsync_folder, local_copy, path_of
 from ferryman.storage.parquet import RowGroups, column_values, read_part, write_part
+from ferryman.storage.processes import Process
 
 _T = TypeVar("_T")
 
@@ -680,8 +680,8 @@ class Pass:
     root: str
     number: int
     now_us: int
-    driver: tuple[str, int]
-    """Host and process of the driver. That process is never ended, even if a lane runs in it."""
+    driver: Process
+    """Driver. That process is never ended, even if a lane runs in it."""
     epoch: int
     """Epoch of the driver."""
     pace_s: float = limits.PACE_S
@@ -711,7 +711,7 @@ class Pass:
         except LaneStop as stop:
             stopped = _close_after(turn, stop)
         turn.end()
-        if turn.has_abandoned_call and (socket.gethostname(), os.getpid()) != self.driver:
+        if turn.has_abandoned_call and Process.current() != self.driver:
             journal.give_up(self.number, node.name, stopped.why)
             crash.point("deliver.hung")
             os._exit(1)

@@ -36,6 +36,7 @@ class OnDemandRunner(Runner):
         cores: task slots that it will have.
         conf: settings of Spark; helper processes get the environment variables that they name for executors.
         announce: called before the runner is started.
+        cancel_start: ends a start that is under way, which then fails at once.
     """
 
     on_one_machine = True
@@ -46,11 +47,13 @@ class OnDemandRunner(Runner):
         cores: int,
         conf: Mapping[str, str],
         announce: Callable[[], object] = lambda: None,
+        cancel_start: Callable[[], object] = lambda: None,
     ) -> None:
         environment = {k.removeprefix(_ENVIRONMENT): v for k, v in conf.items() if k.startswith(_ENVIRONMENT)}
         self._helpers = HelperProcesses(cores, {**os.environ, **environment}, fallback=self)
         self._start_runner = start_runner
         self._announce = announce
+        self._cancel_start = cancel_start
         self._cores = cores
         self._runner: Runner | None = None
         self._starting: Future[Runner] | None = None
@@ -58,9 +61,11 @@ class OnDemandRunner(Runner):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._helpers.end()
         if self._starting is not None:
+            if kind is not None:
+                self._cancel_start()
             wait([self._starting])  # a start that is interrupted leaves a JVM that nobody ends
 
     def start_early(self) -> None:

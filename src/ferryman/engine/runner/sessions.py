@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import shlex
 import signal
-import sys
 import tempfile
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,20 +27,25 @@ from types import FrameType
 from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from ferryman.engine.runner.class_sharing import java_options
 from ferryman.engine.runner.java import check_java
+from ferryman.engine.runner.launch import INTERRUPTED, Launch, name_user, workers_python
+from ferryman.engine.runner.masters import check_master
 from ferryman.engine.runner.spark_errors import describe_spark_error
-from ferryman.errors import UsageError
+from ferryman.errors import EngineError, UsageError
 
 _INTERRUPTED: Final = 130
 """Exit code of a process that a signal has ended."""
 
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 _OPTIONS: Final = "spark.driver.extraJavaOptions"
+_DEPLOY_MODE: Final = "spark.submit.deployMode"
 _LOCAL_DIR: Final = "spark.local.dir"
 _CONNECT: Final = "SPARK_CONNECT_MODE_ENABLED"
 """Variable that PySpark sets for the rest of the process: every session is one of Connect."""
@@ -131,6 +135,24 @@ def _context_runs(context: Any) -> bool:
         return False
 
 
+def runs_in_cluster_mode(session: Any = None) -> bool:
+    """Return whether ``spark-submit --deploy-mode cluster`` has started this process in a container of the cluster.
+
+    Args:
+        session: a session that this process has, if any.
+    """
+    if session is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return False
+    with contextlib.suppress(Exception):  # a session that has ended, or is none, which its use reports
+        if session is not None:
+            mode = session.sparkContext.getConf().get(_DEPLOY_MODE)
+        else:
+            SparkContext._ensure_initialized()
+            mode = SparkConf().get(_DEPLOY_MODE)
+        return bool(mode == "cluster")
+    return False
+
+
 def check_session(session: Any) -> Any:
     """Return a session that a user gives, if it can be used.
 
@@ -146,7 +168,13 @@ def check_session(session: Any) -> Any:
 
 
 def borrow(
-    master: str, conf: Mapping[str, str], name: str, *, queries: bool, report: Callable[[str], object]
+    master: str,
+    conf: Mapping[str, str],
+    name: str,
+    *,
+    queries: bool,
+    report: Callable[[str], object],
+    launch: Launch | None = None,
 ) -> tuple[Any, Callable[[], None]]:
     """Return a session for a run, and a function that gives it back.
 
@@ -155,6 +183,7 @@ def borrow(
 
     Args:
         report: takes a message for each of these settings that has no effect, because the session exists already.
+        launch: by which the start of a new one can be aborted.
 
     Raises:
         UsageError: see ``start``.
@@ -167,7 +196,7 @@ def borrow(
         own = next((each for each in _own_sessions if is_alive(each.session)), None)
         if own is None:
             with _hold_builder_lock():
-                own = _OwnSession(start(master, conf, name, queries=queries))
+                own = _OwnSession(start(master, conf, name, queries=queries, launch=launch))
                 _hide(own.session)
             _own_sessions[:] = [own]
         else:
@@ -265,14 +294,19 @@ def ignored_settings(session: Any, master: str, conf: Mapping[str, str]) -> Iter
 # --- starting and stopping ----------------------------------------------------------------------------
 
 
-def start(master: str, conf: Mapping[str, str], name: str, *, queries: bool = True) -> SparkSession:
-    """Start a new session, whose workers run the same Python as this process.
+def start(
+    master: str, conf: Mapping[str, str], name: str, *, queries: bool = True, launch: Launch | None = None
+) -> SparkSession:
+    """Start a new session.
 
     Args:
         queries: the JVM runs queries of ``DataFrame`` sources. Without them it does little, and starts faster.
+        launch: by which the start can be aborted.
 
     Raises:
-        UsageError: Spark does not start with this master and configuration, or there is no Java for it.
+        UsageError: Spark does not start with this master and configuration, nobody answers there, or there is no Java
+            for it.
+        EngineError: another thread aborted the launch.
     """
     remote = master.startswith("sc://")  # a Connect server has its own settings, so none are set here
     if remote and find_spec("grpc") is None:
@@ -281,33 +315,56 @@ def start(master: str, conf: Mapping[str, str], name: str, *, queries: bool = Tr
         check_java()
     if not remote:
         _check_local_dirs(conf)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {} if remote else dict(_SETTINGS)
-    if master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no look-up of this machine's name, no warning about it
-        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        settings["spark.python.daemon.module"] = "ferryman.engine.runner.daemon"
-    settings |= conf
-    if not remote:
-        settings |= {_OPTIONS: _java_options(conf.get(_OPTIONS, ""), master.startswith("local"), queries)}
+    check_master(master, conf)
     builder = SparkSession.builder.appName(name)
     builder = builder.remote(master) if remote else builder.master(master)
+    settings = conf if remote else _settings_of(master, conf, queries)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    jvm_lines: deque[str] = deque(maxlen=_MAX_JVM_LINES)
+    launch = launch or Launch()
     session: SparkSession | None = None
     try:
-        with _defer_signals(), _without_chatter(jvm_lines):
+        with (
+            contextlib.nullcontext() if remote else _abort_on_signal(launch),
+            launch.watch(),
+            workers_python(master, conf),
+        ):
             session = builder.getOrCreate()
     except Exception as e:
-        raise UsageError(f"Spark did not start with --master {master}: {_explain_failed_start(e, jvm_lines)}") from e
-    except BaseException:  # a signal that was deferred until the session existed
+        if launch.aborted:  # by another thread
+            raise EngineError(INTERRUPTED) from e
+        raise UsageError(f"Spark did not start with --master {master}: {_explain_failed_start(e, launch.lines)}") from e
+    except BaseException:  # a signal
         if session is not None:
             stop(session)
+        elif remote:
+            _forget_connect_session()
         raise
     with contextlib.suppress(AttributeError, PySparkException):  # Connect has no context
         session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _settings_of(master: str, conf: Mapping[str, str], queries: bool) -> dict[str, str]:
+    """Return the settings of a session of ours with a JVM: those of the user, and ours where theirs leave a choice."""
+    settings = {**_SETTINGS, **name_user()}
+    local = master.startswith("local")
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no look-up of this machine's name, no warning about it
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        settings["spark.python.daemon.module"] = "ferryman.engine.runner.daemon"
+    return {**settings, **conf, _OPTIONS: _java_options(conf.get(_OPTIONS, ""), local, queries)}
+
+
+def _forget_connect_session() -> None:
+    """Close a session of Connect whose start was interrupted; else PySpark asks its server again when this process
+    ends, and waits for an answer."""
+    kind = _connect_session_class()
+    for session in (kind._default_session, kind.getActiveSession()):
+        if session is not None:
+            session.client.close()
+            _hide(session)
+    os.environ.pop(_CONNECT, None)
 
 
 def stop(session: SparkSession) -> None:
@@ -342,11 +399,9 @@ def stop(session: SparkSession) -> None:
 
 
 @contextlib.contextmanager
-def _defer_signals() -> Iterator[None]:
-    """Defer signals within the block until Spark has started: an interrupted start leaves a JVM that nobody ends.
-
-    A second signal ends this process at once, and with it the JVM, which notices that by itself.
-    """
+def _abort_on_signal(launch: Launch) -> Iterator[None]:
+    """Abort the launch at a signal within the block, and then do what the signal does: a start that is only left alone
+    leaves a JVM that nobody ends. A second signal ends this process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread receives signals
         return
@@ -356,12 +411,11 @@ def _defer_signals() -> Iterator[None]:
         if received:
             os._exit(_INTERRUPTED)
         received.append(number)
+        launch.abort()
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    _before_spark[:] = [signal.getsignal(signal.SIGINT)]
+    numbers = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]  # as below nohup
     before = {number: signal.signal(number, receive) for number in numbers}
-    _before_spark[:] = [before[signal.SIGINT]]
     try:
         yield
     finally:
@@ -394,18 +448,11 @@ def _java_options(user_options: str, local: bool, queries: bool) -> str:
     return java_options(user_options, queries=queries) if local else user_options
 
 
-_CHATTER = b"WARNING: Using incubator modules: "
-"""Warning of the JVM about a module that Spark asks for; no option turns it off."""
-
-
-_LAST_WORDS_S: Final = 1.0
-"""Seconds to wait for the last output of the JVM if Spark did not start."""
-
-_MAX_JVM_LINES: Final = 50
-"""Lines of the JVM's output that are kept while it starts."""
-
 _LOG_ERROR: Final = re.compile(r"(?:\S+ (?:ERROR|FATAL) \w+|Exception in thread \"main\" [\w.$]+): (?P<what>.+)")
 """An error of Spark that ends its JVM: ``16:57:57 ERROR DiskBlockManager: Failed to create any local dir.``"""
+
+_OPEN_FILES: Final = 1_024
+"""Open files that are enough for Spark. With 256 its JVM cannot even load its classes."""
 
 _JAVA_ERROR: Final = re.compile(r"(?:Error|Unrecognized|Too small|Invalid|Could not|Failed|There is insufficient).*")
 
@@ -419,11 +466,16 @@ def _explain_failed_start(error: Exception, jvm_lines: Iterable[str]) -> str:
     lines = [line.strip() for line in jvm_lines if not line.startswith(("\t", " "))]
     of_log = [match["what"] for line in lines if (match := _LOG_ERROR.fullmatch(line))]
     of_java = [line for line in lines if _JAVA_ERROR.fullmatch(line) and not line.startswith("Error: Could not create")]
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if of_log or of_java:
-        return f"its JVM ended: {' '.join(of_log[-1:] or of_java[-2:])}"
-    if isinstance(error, OSError) or "JAVA_GATEWAY_EXITED" not in str(error):
-        return "its JVM has ended. Start this program again"
-    return describe_spark_error(error)
+        why = f"its JVM ended: {' '.join(of_log[-1:] or of_java[-2:])}"
+    elif isinstance(error, OSError) or "JAVA_GATEWAY_EXITED" not in str(error):
+        why = "its JVM has ended. Start this program again"
+    else:
+        why = f"its JVM ended{f': {lines[-1]}' if lines else ''}. Run with -v to see all that it writes"
+    if open_files < _OPEN_FILES:
+        why = f"{why.rstrip('.')}. It may open no more than {open_files} files: raise the limit with ulimit -n 4096"
+    return why
 
 
 def _check_local_dirs(conf: Mapping[str, str]) -> None:
@@ -448,44 +500,3 @@ def _check_local_dirs(conf: Mapping[str, str]) -> None:
         raise UsageError(
             f"{name}: Spark can write into none of these folders: {'; '.join(problems)}. Give one that it can."
         )
-
-
-@contextlib.contextmanager
-def _without_chatter(jvm_lines: deque[str]) -> Iterator[None]:
-    """Send the errors of processes started in the block through a pipe, and pass on all but the JVM's chatter.
-
-    Args:
-        jvm_lines: gets the last lines.
-    """
-    try:
-        stderr = os.dup(2)
-    except OSError:  # there is no stderr
-        yield
-        return
-    reading, writing = os.pipe()
-    os.dup2(writing, 2)
-    os.close(writing)
-    reader = threading.Thread(target=_pass_on, args=(reading, stderr, jvm_lines), name="ferryman-stderr", daemon=True)
-    reader.start()
-    started = False
-    try:
-        yield
-        started = True
-    finally:
-        os.dup2(stderr, 2)
-        if not started:
-            reader.join(_LAST_WORDS_S)
-
-
-def _pass_on(reading: int, to: int, jvm_lines: deque[str]) -> None:
-    """Copy lines from a pipe to a descriptor, without chatter, until all writers have closed the pipe."""
-    with open(reading, "rb", buffering=0) as pipe, open(to, "wb", buffering=0) as out, contextlib.suppress(OSError):
-        held = b""
-        while data := pipe.read(65_536):
-            *lines, held = (held + data).split(b"\n")
-            jvm_lines.extend(line.decode(errors="replace") for line in lines)
-            out.write(b"".join(line + b"\n" for line in lines if not line.startswith(_CHATTER)))
-            if held and not _CHATTER.startswith(held[: len(_CHATTER)]):
-                out.write(held)  # a prompt without its end is not held back
-                held = b""
-        out.write(held)

@@ -35,7 +35,7 @@ from ferryman.engine.runner.base import (
     treat_memory_errors_as_deaths,
 )
 from ferryman.engine.runner.sessions import expose_session, is_alive, was_stopped
-from ferryman.engine.runner.spark_errors import describe_spark_error, pack_errors, unpack_error
+from ferryman.engine.runner.spark_errors import describe_spark_error, describe_yarn_end, pack_errors, unpack_error
 from ferryman.engine.runner.worker import ImportPath, check_descriptors
 from ferryman.errors import EngineError, FerrymanError, OutOfMemory, WorkerDied, describe, plain_text
 from ferryman.plan.calls import dumps
@@ -54,15 +54,22 @@ class SparkRunner(Runner):
 
     def __init__(self, spark: Any) -> None:
         self.spark = spark
+        self._application = _yarn_application(spark)
 
-    @functools.cached_property
+    @property
     def slots(self) -> int:
-        """Return the number of cores that Spark has for this session, as far as it reports them."""
+        """Return the number of cores that Spark has for this session now, as far as it reports them: executors come
+        and go."""
         with self._convert_errors():
             try:
                 return max(1, int(self.spark.sparkContext.defaultParallelism))
-            except PySparkException:  # Connect: it splits a range by its cores, unless a number is given
-                return max(1, len(self.spark.range(_MANY_ROWS).select(spark_partition_id()).distinct().collect()))
+            except PySparkException:  # Connect has no context
+                return self._slots_of_server
+
+    @functools.cached_property
+    def _slots_of_server(self) -> int:
+        """Number of cores of a Connect server, which takes a job: it splits a range by them, unless told otherwise."""
+        return max(1, len(self.spark.range(_MANY_ROWS).select(spark_partition_id()).distinct().collect()))
 
     @property
     def on_one_machine(self) -> bool:
@@ -165,7 +172,7 @@ class SparkRunner(Runner):
                 raise error_of_task from e
             unanswered = not frame and isinstance(e, (Py4JNetworkError, ConnectionError))
             if unanswered or not is_alive(self.spark):
-                raise RunnerLost(_STOPPED if was_stopped(self.spark) else _JVM_ENDED) from e
+                raise RunnerLost(_describe_stop(self._application) if was_stopped(self.spark) else _JVM_ENDED) from e
             if any(sign in plain_text(e) for sign in _SIGNS_OF_DEATH):
                 raise WorkerDied(f"Spark: {_DEATH_TEXT}") from e
             if (match := _NO_MEMORY.search(str(e))) is not None:
@@ -174,6 +181,19 @@ class SparkRunner(Runner):
                 of_spark = isinstance(e, (PySparkException, Py4JError))
                 raise QueryFailed(describe_spark_error(e) if of_spark else describe(e)) from e
             raise EngineError(f"Spark: {describe_spark_error(e)}") from e
+
+
+def _yarn_application(spark: Any) -> str:
+    """Return the id of a session's application on YARN; "" elsewhere."""
+    with contextlib.suppress(Exception):  # Connect has no context; the first task reports a session that has ended
+        if str(spark.sparkContext.master) == "yarn":
+            return str(spark.sparkContext.applicationId)
+    return ""
+
+
+def _describe_stop(application: str) -> str:
+    why = f" {describe_yarn_end(application)}" if application else ""
+    return f"The Spark session was stopped in the middle of the run, by this program or from outside.{why} {_RUN_AGAIN}"
 
 
 @functools.cache
@@ -204,7 +224,6 @@ _DEATH_TEXT = (
     "a Python worker died: it was killed from outside, ran out of memory, or crashed in a step or a destination"
 )
 _RUN_AGAIN = "Nothing is lost: run again."
-_STOPPED = f"The Spark session was stopped in the middle of the run, by this program or from outside. {_RUN_AGAIN}"
 _JVM_ENDED = (
     "Spark's JVM ended in the middle of the run: it was killed from outside, ran out of memory, or crashed. "
     f"{_RUN_AGAIN}"

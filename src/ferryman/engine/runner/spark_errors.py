@@ -20,11 +20,18 @@ from ferryman.errors import FerrymanError, plain_text
 _PICKLED_ERROR: Final = re.compile(r"\[ferryman: ([A-Za-z0-9+/=]+)\]")
 """A pickled error of ours in the text of one of Spark's."""
 
+_LONGEST_TRACE: Final = 1_000_000
+"""Characters of an error's text that are searched: a cause may stand between two stack traces."""
+
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _NO_FERRYMAN: Final = "No module named 'ferryman'"
 _NO_FERRYMAN_REMEDY: Final = (
     "The Python of an executor has no Ferryman: install it there, name a Python that has it in PYSPARK_PYTHON, or send "
     "one along with --conf spark.archives=…"
+)
+
+_PYTHON_REMEDY: Final = (
+    "Name the Python of the executors with --conf spark.pyspark.python=… or PYSPARK_PYTHON; it needs Ferryman"
 )
 
 _NO_MODULE_REMEDY: Final = (
@@ -33,19 +40,65 @@ _NO_MODULE_REMEDY: Final = (
 )
 
 
+_NO_PYTHON: Final = re.compile(
+    r'Cannot run program "(?P<python>[^"]+)".*(?P<why>No such file or directory|Permission denied)'
+)
+_SPOILED_PYTHON: Final = re.compile(
+    r"(?:Bad data in|No port number in|port number from) \S+'s? st(?:andard out|dout)"
+    r".*?(?:execute the daemon was:\s+(?P<python>\S+)|\Z)",
+    re.DOTALL,
+)
+"""Error of Spark if the Python of a worker prints something before Spark's own answer, or answers nothing."""
+
+_YARN_ENDED: Final = re.compile(
+    r"(?:[Yy]arn|YARN) application has already (?:ended|exited)|Application (?P<id>application_\w+) failed"
+)
+_YARN_ID: Final = re.compile(r"application_\d+_\d+")
+
+
 def describe_spark_error(error: BaseException) -> str:
-    """Return the last line of a Python worker's traceback, if there is one; otherwise the cause that Java names."""
-    lines = [line for line in plain_text(error).splitlines() if line.strip()]
+    """Return the cause that a user can act on: the last line of a Python worker's traceback, if there is one; a Python
+    that executors lack, or that does not answer; an application that YARN ended; otherwise the cause that Java
+    names."""
+    text = plain_text(error, _LONGEST_TRACE)
+    lines = [line for line in text.splitlines() if line.strip()]
     if (line := _worker_error_line(lines)) is not None:
         if _NO_FERRYMAN in line:
             return f"{line}. {_NO_FERRYMAN_REMEDY}"
         return f"{line}. {_NO_MODULE_REMEDY}" if line.startswith("ModuleNotFoundError: ") else line
-    lines = [line.strip() for line in lines]
-    causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
-    if causes:
-        return causes[-1]
-    rest = [line for line in lines if not line.startswith("An error occurred while calling ")]
-    return rest[0].removeprefix(": ") if rest else type(error).__name__
+    if (match := _NO_PYTHON.search(text)) is not None:
+        return f"an executor cannot run the Python {match['python']} ({match['why']}). {_PYTHON_REMEDY}"
+    if (match := _SPOILED_PYTHON.search(text)) is not None:
+        python = match["python"] or "of an executor"
+        return (
+            f"the Python {python} prints something when it starts, where Spark expects its own answer. Look for a "
+            f"sitecustomize.py or a .pth file that prints, or for a script that starts Python. {_PYTHON_REMEDY}"
+        )
+    if _YARN_ENDED.search(text) is not None:
+        return describe_yarn_end(match[0] if (match := _YARN_ID.search(text)) is not None else "")
+    return _java_cause([line.strip() for line in lines]) or type(error).__name__
+
+
+def describe_yarn_end(application: str) -> str:
+    """Return a sentence on an application that YARN has ended, and where to look for the reason."""
+    return (
+        f"YARN has ended {application or 'the application'}, if nobody stopped it: `yarn logs -applicationId "
+        f"{application or 'ID'}` and the page of its resource manager have the reason, such as too little memory."
+    )
+
+
+def _java_cause(lines: Sequence[str]) -> str:
+    """Return the last cause that Java names, else the first line with a text; a text may follow on the next line."""
+    lines = [line for line in lines if not line.startswith("An error occurred while calling ")]
+    found = [number for number, line in enumerate(lines) if line.startswith("Caused by:")][-1:] or [0]
+    cause = ""
+    for line in lines[found[0] :]:
+        if line.startswith(("at ", "...")):
+            break
+        cause = f"{cause} {line}".strip()
+        if not line.endswith(":"):
+            break
+    return cause.removeprefix("Caused by:").strip().removeprefix(": ")
 
 
 def _worker_error_line(lines: Sequence[str]) -> str | None:

@@ -70,7 +70,7 @@ class BlockWalk:
     @classmethod
     def create(cls, walk: Walk, stager: Stager, live: ProgressWriter) -> Self | None:
         """Return the fast path; None if the plan has a node below the source other than steps, routers and
-        destinations."""
+        destinations, or a step whose fields are changed after it."""
         return cls(walk, stager, live) if all(map(_is_plain, nodes_below(walk.source))) else None
 
     @staticmethod
@@ -203,6 +203,8 @@ class BlockWalk:
 
 
 def _is_plain(compiled: CompiledNode) -> bool:
+    if compiled.nan_is_null:
+        return False
     return compiled.step is not None or compiled.router is not None or (compiled.delivers and compiled.accepts is None)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ferryman import limits
-from ferryman.document import Document, is_text
+from ferryman.document import Document, is_text, replace_nan
 from ferryman.engine.results import StepTimeout
 from ferryman.engine.transform.block import Block
 from ferryman.errors import Dropped, Interrupted, PermanentError, plain_text, safe_repr, unless_interrupt
@@ -513,6 +513,18 @@ class ReturnChecker:
                 made_keys.add(name)
             self._check_request(each)
             yield each
+
+
+def with_null_for_nan(answer: Any) -> Any:
+    """Replace NaN and the infinite numbers by None in the fields of each document in a step's answer."""
+    if isinstance(answer, Document):
+        replace_nan(answer.fields)
+    elif type(answer) is list:
+        for each in answer:
+            with_null_for_nan(each)
+    elif isinstance(answer, Iterable) and not isinstance(answer, (str, bytes, Mapping)):
+        return map(with_null_for_nan, answer)
+    return answer
 
 
 def describe_type(out: Any) -> str:

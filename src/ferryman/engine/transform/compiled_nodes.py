@@ -30,6 +30,8 @@ class CompiledNode:
     step: Callable[[Document], Any] | None = None
     router: Router | None = None
     branches: dict[str, CompiledNode] = field(default_factory=dict)
+    nan_is_null: bool = False
+    """Whether NaN and the infinite numbers that the step leaves in fields become null."""
     delivers: bool = False
     accepts: Callable[[Document], Any] | None = None
     """Checks that a document can be delivered here, and raises if it cannot; None: no check."""
@@ -84,6 +86,7 @@ def compile_nodes(
                 compiled.label = "reading it"
             case StepNode():
                 compiled.step = prepare_step(node)
+                compiled.nan_is_null = node.nan == "null"
                 compiled.label = f"step {node.name}"
             case RouterNode():
                 compiled.router = open_router(node.router, tuple(after), task)

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol, Self
 from ferryman import limits
 from ferryman.document import Document, RereadRequest, check_size, decode_fields, encode_fields
 from ferryman.engine.results import AWAY, ErrorKind, NodeAway, NodeError, Traces, classify_error
-from ferryman.engine.transform.calls import CallScope, DocumentStream, ReturnChecker
+from ferryman.engine.transform.calls import CallScope, DocumentStream, ReturnChecker, with_null_for_nan
 from ferryman.engine.transform.compiled_nodes import CompiledNode, End, compile_nodes, join_routes, nodes_below
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text, safe_repr, unless_interrupt
@@ -457,6 +457,8 @@ class Walk:
             finally:
                 doc.id = id  # its id is the source's, whatever a step does to the object
                 self._note_reread_request(doc)
+            if node.nan_is_null:
+                answer = with_null_for_nan(answer)
             if answer is doc:
                 documents: Sequence[Document] | DocumentStream | None = (doc,)
             else:

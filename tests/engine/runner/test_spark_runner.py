@@ -1,0 +1,92 @@
+"""What the runner on Spark asks its session, of sessions that only answer these questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import ferryman
+from ferryman import Plan
+from ferryman.cli import app
+from ferryman.destinations import Null
+from ferryman.engine.runner.base import RunnerLost
+from ferryman.engine.runner.spark import SparkRunner
+from ferryman.errors import UsageError
+from ferryman.sources import Memory
+
+
+def session(master: str = "yarn", cores: int = 2, **settings: str) -> Any:
+    """A session with a context that runs, until its ``ended`` is set."""
+    ended = [False]
+    java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: ended[0]))
+    context = SimpleNamespace(
+        master=master,
+        applicationId="application_17_0003",
+        defaultParallelism=cores,
+        getConf=lambda: settings,
+        _jsc=java,
+    )
+    return SimpleNamespace(sparkContext=context, _sc=context, createDataFrame=None, ended=ended)
+
+
+def test_slots_are_those_of_now() -> None:
+    """With dynamic allocation executors come when there is work."""
+    spark = session(cores=2)
+    runner = SparkRunner(spark)
+    assert runner.slots == 2
+    spark.sparkContext.defaultParallelism = 40
+    assert runner.slots == 40
+
+
+@pytest.mark.parametrize(("master", "told"), [("yarn", True), ("spark://head:7077", False)])
+def test_an_application_that_yarn_has_ended(master: str, told: bool) -> None:
+    spark = session(master)
+    runner = SparkRunner(spark)
+    spark.ended[0] = True
+    with pytest.raises(RunnerLost) as lost, runner._convert_errors():
+        raise OSError("Job 3 cancelled because SparkContext was shut down")
+    said = str(lost.value)
+    assert said.startswith("The Spark session was stopped in the middle of the run, by this program or from outside.")
+    assert ("`yarn logs -applicationId application_17_0003`" in said) is told
+    assert said.endswith("Nothing is lost: run again.")
+
+
+CLUSTER = {"spark.submit.deployMode": "cluster"}
+
+
+def test_in_cluster_mode_the_default_state_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be forgotten with its container; nothing is written there."""
+    monkeypatch.chdir(place)
+    plan = Plan("kept", version=1)
+    plan.source("docs", Memory([{"id": "a"}])).destination("out", Null())
+    with pytest.raises(UsageError, match="in Spark's cluster mode the default state would lie in a container"):
+        ferryman.run(plan, spark=session(**CLUSTER))
+    with pytest.raises(UsageError, match="in Spark's cluster mode"):
+        ferryman.run(ferryman.Flow("all", plan), spark=session(**CLUSTER))
+    assert not list(place.iterdir())
+
+
+def test_so_it_is_for_the_command(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which spark-submit may start."""
+    (place / "plan.py").write_text("raise AssertionError")
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr("pyspark.SparkContext._ensure_initialized", lambda: None)
+    monkeypatch.setattr("ferryman.engine.runner.sessions.SparkConf", lambda: CLUSTER)
+    assert app.start(["run", str(place / "plan.py")]) == 2
+    assert "error: in Spark's cluster mode the default state would lie in" in capsys.readouterr().err
+
+
+def test_client_mode_has_its_default(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with this session is found after that."""
+    monkeypatch.chdir(place)
+    plan = Plan("kept", version=1)
+    plan.source("docs", Memory([{"id": "a"}])).destination("out", Null())
+    spark = session(**{"spark.submit.deployMode": "client"})
+    spark.ended[0] = True
+    with pytest.raises(UsageError, match="this Spark session was stopped"):
+        ferryman.run(plan, spark=spark)
