@@ -130,9 +130,7 @@ def open_runner(
         UsageError: Spark cannot be started like this, or the given session was stopped.
     """
     given, master, conf = spark
-    if (
-        spark.session is not None or "pyspark" in sys.modules
-    ):  # loading PySpark only to look for a session takes a second
+    if given is not None or "pyspark" in sys.modules:  # loading PySpark only to look for a session takes a second
         from ferryman.engine.runner.sessions import check_session, ignored_settings, program_session
         from ferryman.engine.runner.spark import SparkRunner
 
