@@ -104,19 +104,19 @@ class Queue(Destination):
             return self._open_queue().highest_of(_writer_of(context))
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
-        """Yield this state's messages that were not trimmed, see ``Destination.inventory``. Their content is intact:
+        """Yield the messages of plans that were not trimmed, see ``Destination.inventory``. Their content is intact:
         whoever reads a queue verifies its files.
 
         Raises:
             Misconfigured: the queue is damaged, or cannot be read.
         """
-        writer, queue = _writer_of(context), self._open_queue()
+        queue = self._open_queue()
         with self._translated_errors():
             for rows in queue.read_rows(queue.first_index, queue.last_index + 1):
                 for digest, text in zip(rows["hash"].to_pylist(), rows["meta"].to_pylist(), strict=True):
                     meta = json.loads(text) if text else {}  # an id may have half a character
-                    if meta.get(WRITER) == writer and (ids is None or meta["id"] in ids):
-                        yield Stored(meta["id"], digest, True, meta["source"])
+                    if digest and WRITER in meta and (ids is None or meta["id"] in ids):
+                        yield Stored(meta["id"], digest, True)
 
     def forgets(self, context: DestinationContext) -> bool:
         """Return whether messages were trimmed."""

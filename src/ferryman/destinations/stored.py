@@ -1,4 +1,4 @@
-"""What a destination holds, for ``ferryman verify``: its deliveries, and hashes that show whether their content was
+"""Inventory of a destination, for ``ferryman verify``: its deliveries, and hashes that show whether their content was
 changed since it was written."""
 
 from __future__ import annotations
