@@ -187,4 +187,4 @@ def test_solr(tmp_path: Path, server: Callable[[str], Any]) -> None:
     solr: SolrServer = server("solr")
     name = f"verify-{tmp_path.name}"
     solr.collection(name)
-    check_differences(tmp_path, Solr(f"{solr.url}/{name}"), InSolr(solr, name), ("title_s", "price_d", "rank_l"))
+    check_differences(tmp_path, Solr(f"{solr.url}/{name}"), InSolr(solr, name), ("title_s", "price_s", "rank_l"))
