@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ferryman.destinations.sql.search import search
     from ferryman.engine.preview import preview
     from ferryman.operations import deliveries, fsck, history, resolve, retry, run, status, tables
+    from ferryman.verification import verify
 
 __all__ = [
     "Document",
@@ -39,6 +40,7 @@ __all__ = [
     "search",
     "status",
     "tables",
+    "verify",
 ]
 __version__ = "0.1.0"
 
@@ -53,6 +55,7 @@ _OPERATIONS: Final = {
     "search": "destinations.sql.search",
     "status": "operations",
     "tables": "operations",
+    "verify": "verification",
 }
 """Name -> its module, imported when the name is first used: a plan file needs none of them, nor what they import."""
 

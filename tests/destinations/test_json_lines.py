@@ -47,6 +47,7 @@ def test_a_chunk_is_a_file_of_lines(tmp_path: Path) -> None:
     [(name, lines)] = written(tmp_path / "out").items()
     assert name.startswith("0000000000000007-0000000000000012-")
     assert name.endswith(".jsonl")
+    assert len(lines[0].pop("content_hash")) == 32
     assert lines[0] == {
         "hash": "f" * 32,
         "sequence": 7,

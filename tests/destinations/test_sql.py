@@ -48,6 +48,7 @@ def test_a_row_has_all_that_a_delivery_has(path: Path) -> None:
         row = dict(connection.execute("SELECT * FROM documents").fetchone())
     assert json.loads(row.pop("fields")) == {"title": "Henry", "tags": [1, None]}
     assert json.loads(row.pop("route")) == ["left", "up"]
+    assert len(row.pop("content_hash")) == 32
     assert row == {
         "id": "a.txt#2",
         "parent_id": "a.txt#1",

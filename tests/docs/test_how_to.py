@@ -33,6 +33,7 @@ PAGES = [
     "keep-an-error-queue",
     "call-a-step-once",
     "run-a-model-over-batches",
+    "verify-an-index",
 ]
 """Of which all commands are run, in one shell a page."""
 

@@ -189,8 +189,8 @@ def _check_status(
 
     def is_current(event: dict[str, Any]) -> bool:
         known = current.get((event["source"], event["origin"]))
-        if known is None:
-            return event["source"] not in listed  # of what went through a log, also a former one, nothing else is kept
+        if known is None:  # of what went through a log, also a former one, nothing else is kept
+            return event["source"] not in listed or event["operation"] == "delete"  # or verify found it as extra
         return bool(known["revision"] <= event["revision"])
 
     exported = {n.name for n in keyed_nodes(plan.nodes)}

@@ -5,7 +5,7 @@ Counts of all deliveries are made by hash (``counts``); queries for some deliver
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypedDict
 
@@ -104,6 +104,14 @@ class View:
     def keep(self, name: str, query: str) -> None:
         """Store a query's rows as a temporary table, for later queries."""
         self._db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+
+    def load(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+        """Store batches as a temporary table, for later queries; rows beyond the memory limit go to the disk."""
+        self._db.register("empty", schema.empty_table())
+        self.keep(name, "SELECT * FROM empty")
+        for batch in batches:
+            self._db.register("batch", pa.Table.from_batches([batch]))
+            self._db.execute(f"INSERT INTO {name} SELECT * FROM batch")
 
     def status(self, reached: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
         """Compute the status without logs; see ``account.status``.

@@ -19,6 +19,7 @@ from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import GlobalOptions, Verbose
 from ferryman.cli.start import demo, init, search
 from ferryman.cli.terminal import print_error, print_line, print_note, tolerate_any_text
+from ferryman.cli.verify import verify
 from ferryman.errors import FerrymanError, PlanError
 from ferryman.memory import describe_memory_error, is_failed_allocation
 
@@ -94,6 +95,7 @@ app.command()(account.deliveries)
 app.command()(account.history)
 app.command()(decide.retry)
 app.command()(decide.resolve)
+app.command()(verify)
 app.command()(search)
 app.command()(account.fsck)
 app.command()(warm_up)

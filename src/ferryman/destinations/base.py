@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import base64
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from ferryman.destinations.stored import Stored
 from ferryman.document import Operation, decode_fields, encode_fields
 from ferryman.errors import BadDocument
 
@@ -286,6 +287,26 @@ class Destination:
         """
         return None
 
+    def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
+        """Yield what the destination holds, in any order, with the store's strongest consistency.
+
+        A destination that is keyed by id yields each document that is there, whoever wrote it; any other one every
+        delivery, deletes too. Nothing is changed, and a target that does not exist holds nothing. Called by ``ferryman
+        verify``, also while workers write; neither ``check`` nor ``open`` is called before.
+
+        Args:
+            ids: only the documents with these ids, 10 000 at most; None: all.
+
+        Raises:
+            NotImplementedError: what was written cannot be read back, as in this base class.
+        """
+        raise NotImplementedError
+
+    def forgets(self, context: DestinationContext) -> bool:
+        """Return whether it may have removed what it received, as a queue does that is trimmed. Then nobody can tell
+        whether a delivery that ``inventory`` lacks was lost."""
+        return False
+
     def open(self, context: DestinationContext) -> None:
         """Prepare for writing. Called once per task, in the worker."""
 
@@ -362,7 +383,8 @@ def compare(chunk: Sequence[Delivery], known: dict[str, LastDelivery]) -> tuple[
     """Return outcomes in the chunk's order, and for each id the delivery that must replace the stored one, if any.
 
     The result is the same as if the deliveries had come one at a time in the order of their sequences: an equal hash is
-    a no-op (ok), a lower sequence than the one in force is stale, any other delivery wins.
+    a no-op (ok), a lower sequence than the one in force is stale, any other delivery wins. An equal hash with a higher
+    sequence was sent again on purpose, because what is stored is not what was written: it replaces the stored one.
 
     Args:
         known: the last delivery of each id that the destination has stored; it is not changed.
@@ -373,7 +395,7 @@ def compare(chunk: Sequence[Delivery], known: dict[str, LastDelivery]) -> tuple[
     for position in sorted(range(len(chunk)), key=lambda i: chunk[i].sequence):
         delivery = chunk[position]
         last = in_force.get(delivery.id)
-        if last is not None and last.hash == delivery.hash:
+        if last is not None and last.hash == delivery.hash and last.sequence >= delivery.sequence:
             continue
         if last is not None and last.sequence > delivery.sequence:
             outcomes[position] = Outcome.stale()

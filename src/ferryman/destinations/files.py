@@ -7,13 +7,15 @@ import re
 import time
 import unicodedata
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from hashlib import blake2b, sha256
+from functools import partial
+from hashlib import blake2b, file_digest, sha256
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
 from urllib.parse import unquote_to_bytes
 
+import msgspec
 import sqlalchemy as sa
 
 from ferryman.destinations.base import (
@@ -30,7 +32,9 @@ from ferryman.destinations.base import (
     printable_id,
 )
 from ferryman.destinations.sql import sqlite
+from ferryman.destinations.sql.layout import CONTENT_HASH
 from ferryman.destinations.sql.sqlite import SQLite
+from ferryman.destinations.stored import Stored, content_hash, slices
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, Misconfigured, PlanError
 from ferryman.net import relative_paths
@@ -208,6 +212,8 @@ class Directory(Destination):
             sqlite.prepare(engine)
             with engine.connect() as connection, connection.begin():  # no writer is at work
                 DOCUMENTS.create(connection, checkfirst=True)
+                if CONTENT_HASH not in _index_columns(connection):  # an older Ferryman made it
+                    connection.exec_driver_sql(f"ALTER TABLE documents ADD COLUMN {CONTENT_HASH} TEXT")
                 for left in (self.directory / INDEX / "new").iterdir():
                     left.unlink(missing_ok=True)
 
@@ -223,6 +229,36 @@ class Directory(Destination):
             highest: int | None = connection.scalar(query)
         engine.dispose()
         return highest
+
+    def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
+        """Yield the documents of the index whose files are there, see ``Destination.inventory``.
+
+        Raises:
+            Unavailable, Misconfigured: a file or the index cannot be read.
+        """
+        if not (self.directory / INDEX / "index.db").is_file():
+            return
+        engine = sqlite.reader(self._index_url())
+        with classified_errors(self.directory), SQLite().translated_errors(self.target()), engine.connect() as index:
+            d = DOCUMENTS.c
+            written_hash = d[CONTENT_HASH] if CONTENT_HASH in _index_columns(index) else sa.null()
+            query = sa.select(d.id, d.path, d.delivery_hash, written_hash).where(d.operation == "upsert")
+            for some in (None,) if ids is None else slices(ids, _SLICE):
+                rows = index.execution_options(yield_per=_SLICE).execute(
+                    query if some is None else query.where(d.id.in_(some))
+                )
+                for id, path, delivery_hash, written in rows:
+                    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                        yield Stored(id, delivery_hash, self._is_intact(path, written))
+
+    def _is_intact(self, path: str, written: str | None) -> bool | None:
+        """Return whether a file has the content with this hash; None: it is not known.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError, IsADirectoryError: there is no such file.
+        """
+        with open(os_path(str(self.directory), path), "rb") as file:
+            return None if written is None else file_digest(file, _FileHash).hexdigest() == written
 
     def open(self, context: DestinationContext) -> None:
         self._engine = self._index()
@@ -289,7 +325,18 @@ class Directory(Destination):
             self._engine.dispose()
 
     def _index(self) -> sa.Engine:
-        return sqlite.make_engine(sa.make_url("sqlite://").set(database=str(self.directory / INDEX / "index.db")))
+        return sqlite.make_engine(self._index_url())
+
+    def _index_url(self) -> sa.URL:
+        return sa.make_url("sqlite://").set(database=str(self.directory / INDEX / "index.db"))
+
+
+def _index_columns(connection: sa.Connection) -> set[str]:
+    return {column[1] for column in connection.exec_driver_sql("PRAGMA table_info(documents)")}
+
+
+_FileHash: Final = partial(blake2b, digest_size=16)
+"""Hash of a file's content, as ``content_hash`` of the index has it."""
 
 
 # The index of a directory, and one ``write`` into it.
@@ -306,6 +353,7 @@ DOCUMENTS: Final = sa.Table(
     sa.Column("sequence", sa.BigInteger, nullable=False),
     sa.Column("delivery_hash", sa.Text, nullable=False),
     sa.Column("operation", sa.Text, nullable=False),
+    sa.Column(CONTENT_HASH, sa.Text),
     sqlite_with_rowid=False,
 )
 """Index of the directory: the last delivery of each id, deletes too. Operation "new": the name is only reserved.
@@ -397,7 +445,9 @@ class IndexedFolder:
     def record(self, deliveries: Iterable[tuple[Delivery, FileBody]]) -> None:
         """Record these deliveries in the index as those that are in the directory."""
         for delivery, body in deliveries:
-            values = {"sequence": delivery.sequence, "delivery_hash": delivery.hash, "operation": delivery.operation}
+            values: dict[str, Any] = {"sequence": delivery.sequence, "delivery_hash": delivery.hash}
+            values |= {"operation": delivery.operation}
+            values[CONTENT_HASH] = None if body.data is None else _FileHash(body.data).hexdigest()
             if body.content:
                 values["path"] = body.content
             self._connection.execute(sa.update(DOCUMENTS).where(DOCUMENTS.c.id == delivery.id).values(values))
@@ -458,7 +508,8 @@ class JsonLines(Destination):
 
     A line is an object with ``hash``, ``sequence``, ``operation`` ("upsert" or "delete"), ``id``, ``parent_id``,
     ``origin_id``, ``source``, ``version``, ``route`` (a list), ``fields`` and ``text``: the raw bytes decoded as
-    UTF-8, null without raw. Raw bytes that are not UTF-8 stand as base64 in ``raw_base64``, and ``text`` is null.
+    UTF-8, null without raw. Raw bytes that are not UTF-8 stand as base64 in ``raw_base64``, and ``text`` is null. The
+    last key, ``content_hash``, shows ``ferryman verify`` whether somebody has changed the line.
 
     The folder is a log: a new version is a new line, so is a delete. **How to read it:** sort the files by name, skip
     a line whose ``hash`` you have seen, and of an ``id`` take the line with the highest ``sequence``. A hash can stand
@@ -513,6 +564,25 @@ class JsonLines(Destination):
                     if temporary.stat().st_mtime < long_ago:
                         temporary.unlink()
 
+    def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
+        """Yield the lines, each hash once, see ``Destination.inventory``; of a line that stands in several files the
+        first.
+
+        Raises:
+            Unavailable, Misconfigured: a file cannot be read.
+        """
+        wanted, seen = None if ids is None else set(ids), set[bytes]()
+        with classified_errors(self.directory):
+            for path in sorted(self.directory.glob("[!.]*.jsonl")):
+                with open(path, "rb") as file:
+                    for line in file:
+                        each = _stored_line(line.rstrip(b"\r\n"))
+                        if each is None or (wanted is not None and each.id not in wanted):
+                            continue
+                        if (key := each.hash.encode()) not in seen:
+                            seen.add(key)
+                            yield each
+
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         """Write the chunk's file.
 
@@ -524,8 +594,41 @@ class JsonLines(Destination):
         if lines := encode_payloads(chunk, outcomes):
             name = _name([chunk[position] for position, _ in lines])
             with classified_errors(self.directory):
-                files.replace(self.directory / name, b"\n".join(line for _, line in lines) + b"\n")
+                files.replace(self.directory / name, b"\n".join(_with_content_hash(line) for _, line in lines) + b"\n")
         return [outcome or Outcome.ok() for outcome in outcomes]
+
+
+_CONTENT_HASH_KEY: Final = b',"content_hash":"'
+
+
+def _with_content_hash(line: bytes) -> bytes:
+    """Add the last key of a line: a hash of the line without it."""
+    return line[:-1] + _CONTENT_HASH_KEY + content_hash(line).encode() + b'"}'
+
+
+def _stored_line(line: bytes) -> Stored | None:
+    """Return what a line holds; None: it is not one of ours, or was cut."""
+    try:
+        delivery = _decode_line(line)
+    except msgspec.DecodeError:
+        return None
+    payload, key, written = line.rpartition(_CONTENT_HASH_KEY)
+    intact = (
+        None if not delivery.content_hash else bool(key) and content_hash(payload + b"}").encode() + b'"}' == written
+    )
+    return Stored(delivery.id, delivery.hash, intact, delivery.source, delivery.version, tuple(delivery.route))
+
+
+class _Line(msgspec.Struct):
+    id: str
+    hash: str
+    source: str = ""
+    version: str = ""
+    route: list[str] = []
+    content_hash: str = ""
+
+
+_decode_line: Final = msgspec.json.Decoder(_Line).decode
 
 
 def _name(chunk: list[Delivery]) -> str:

@@ -10,7 +10,7 @@ import shutil
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, ClassVar, Final
 from urllib.parse import quote
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
+from ferryman.destinations.stored import Stored
 from ferryman.errors import EngineError, Misconfigured, Unavailable
 from ferryman.storage.files import classified_errors, explained_errors
 from ferryman.storage.locks import lock_with_timeout
@@ -69,6 +70,11 @@ class Memory(Destination):
     def __getstate__(self) -> dict[str, Any]:
         """Add the folder of the process that pickles it first, which is the driver."""
         return self.__dict__ | {"_folder": self._folder or _own_folder(), "_spool": None}
+
+    def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
+        for each in self.of(context.destination):
+            if ids is None or each.id in ids:
+                yield Stored(each.id, each.hash, True, each.source, each.version, each.route)
 
     def open(self, context: DestinationContext) -> None:
         self._once = context.guarantee is Guarantee.EXACTLY_ONCE

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
 from urllib.parse import quote
@@ -14,8 +15,9 @@ import msgspec
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
+from ferryman.destinations.stored import Stored, canonical_fields, canonical_json, content_hash, slices
 from ferryman.document import encode_fields
-from ferryman.errors import BadDocument, Misconfigured, PermanentError, PlanError, Unavailable
+from ferryman.errors import BadDocument, DeliveryError, Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import relative_paths, urls
 from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered, check_destination
 
@@ -256,10 +258,11 @@ class BulkWriter:
         fields = delivery._fields_json or encode_fields(delivery.fields)
         if self._own_key in fields and OBJECT in delivery.fields:
             raise BadDocument(f"it has a field {OBJECT!r}, which Ferryman writes itself. Rename the field in a step.")
-        pieces = [fields[:-1]]
+        pieces, text = [fields[:-1]], None
         if delivery.raw is not None and self._text is not None and not self._has_text(delivery, fields):
-            pieces.append(self._text_key + _encode(delivery.text()))
-        pieces.append(self._own_key + _metadata(delivery, id))
+            text = delivery.text()
+            pieces.append(self._text_key + _encode(text))
+        pieces.append(self._own_key + _metadata(delivery, id, text, fields))
         return pieces[0] + (b"," if len(pieces[0]) > 1 else b"") + b",".join(pieces[1:]) + b"}"
 
     def _has_text(self, delivery: Delivery, fields: bytes) -> bool:
@@ -298,15 +301,87 @@ def _action(operation: bytes, id: bytes, sequence: int) -> bytes:
     return b'{"%s":{"_id":%s,"version":%d,"version_type":"external_gte"}}\n' % (operation, id, sequence)
 
 
-def _metadata(d: Delivery, id: bytes) -> bytes:
-    return b'{"hash":"%s","sequence":%d,"origin":%s,"parent":%s,"source":%s,"version":%s,"route":%s}' % (
-        d.hash.encode(),
-        d.sequence,
-        id if d.origin_id == d.id else _encode(d.origin_id),
-        b"null" if d.parent_id is None else _encode(d.parent_id),
-        _encode(d.source),
-        _encode(d.version),
-        b"[]" if not d.route else _encode(d.route),
+def _metadata(d: Delivery, id: bytes, text: str | None, fields: bytes) -> bytes:
+    route = b"[]" if not d.route else _encode(d.route)
+    names = (d.id, d.hash, d.sequence, d.origin_id, d.parent_id, d.source, d.version, route)
+    return (
+        b'{"hash":"%s","sequence":%d,"origin":%s,"parent":%s,"source":%s,"version":%s,"route":%s,"content_hash":"%s"}'
+        % (
+            d.hash.encode(),
+            d.sequence,
+            id if d.origin_id == d.id else _encode(d.origin_id),
+            b"null" if d.parent_id is None else _encode(d.parent_id),
+            _encode(d.source),
+            _encode(d.version),
+            route,
+            content_hash(*names, text, canonical_fields(fields)).encode(),
+        )
+    )
+
+
+# Documents as they read back.
+
+PAGE: Final = 200
+"""Documents read in a request of ``inventory``: they are in memory together."""
+
+SCROLL: Final = "5m"
+"""Time for which the server keeps the rest of an inventory between two requests."""
+
+
+class _Hit(msgspec.Struct):
+    id: str = msgspec.field(name="_id")
+    source: msgspec.Raw = msgspec.field(name="_source", default=msgspec.Raw(b"{}"))
+
+
+class _Hits(msgspec.Struct):
+    hits: list[_Hit]
+
+
+class _Shards(msgspec.Struct):
+    failed: int = 0
+
+
+class Page(msgspec.Struct):
+    """Answer of a search; ``docs``: of a multi-get."""
+
+    scroll_id: str = msgspec.field(name="_scroll_id", default="")
+    timed_out: bool = False
+    shards: _Shards = msgspec.field(name="_shards", default_factory=_Shards)
+    hits: _Hits = msgspec.field(default_factory=lambda: _Hits([]))
+    docs: list[_Hit] = []
+
+
+read_page = msgspec.json.Decoder(Page).decode
+_decode_source = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def stored_document(hit: _Hit, text: str | None) -> Stored | None:
+    """Return what a document of the index holds; None: it was not written by Ferryman.
+
+    Args:
+        text: name of the field for the decoded raw bytes.
+    """
+    source = _decode_source(hit.source)
+    own = source.pop(OBJECT, None)
+    if not isinstance(own, dict) or not isinstance(own.get("hash"), str):
+        return None
+    intact = None
+    if (written := own.get("content_hash")) is not None:
+        parts = [own.get(name) for name in ("hash", "sequence", "origin", "parent", "source", "version", "route")]
+        names = (hit.id, *parts[:-1], _encode(parts[-1]))
+        rest = {name: value for name, value in source.items() if name != text}
+        candidates = [(None, source), *([(source[text], rest)] if text in source else [])]
+        intact = any(
+            content_hash(*names, text, canonical_json(_encode(fields))) == written for text, fields in candidates
+        )
+    route = own.get("route")
+    return Stored(
+        hit.id,
+        own["hash"],
+        intact,
+        str(own.get("source", "")),
+        str(own.get("version", "")),
+        tuple(map(str, route)) if isinstance(route, list) else (),
     )
 
 
@@ -486,7 +561,8 @@ class OpenSearch(Destination):
     ``OpenSearch("https://search.example.org:9200", "plays", auth=("ferryman", "${OPENSEARCH_PASSWORD}"))`` keeps one
     document per id. Its ``_id`` is the document's id, its source the document's fields, ``text`` (the raw bytes decoded
     as UTF-8; left out without raw, and where a step has made a field of that name), and ``_ferryman``: an object with
-    ``hash``, ``sequence``, ``origin``, ``parent``, ``source``, ``version`` and ``route`` of its delivery. What is
+    ``hash``, ``sequence``, ``origin``, ``parent``, ``source``, ``version`` and ``route`` of its delivery, and
+    ``content_hash``, by which ``ferryman verify`` sees whether somebody has changed the document. What is
     written can be searched after the index's next refresh.
 
     **Exactly-once.** A document and its delivery's hash are one write. Each write has the delivery's sequence as its
@@ -624,6 +700,46 @@ class OpenSearch(Destination):
         finally:
             http.close()
         return None if highest is None else int(highest)
+
+    def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
+        """Yield the documents, see ``Destination.inventory``. All of them: after a refresh.
+
+        Raises:
+            Unavailable: the server, or one of the index's shards, does not answer.
+            Misconfigured: the index does not keep what it was given (``_source``).
+        """
+        http = self._connection()
+        index = f"/{quote(self.index, safe='')}"
+        try:
+            if self._ask(http, "POST", f"{index}/_refresh", None, (404,)).status == 404:
+                return  # there is no index
+            for page in self._all_pages(http, index) if ids is None else self._pages_of(http, index, ids):
+                for hit in (*page.hits.hits, *page.docs):
+                    if (found := stored_document(hit, self.text)) is not None:
+                        yield found
+        except msgspec.DecodeError as e:
+            raise self._foreign_server() from e
+        finally:
+            http.close()
+
+    def _all_pages(self, http: Http, index: str) -> Iterator[Page]:
+        query = {"size": PAGE, "sort": ["_doc"], "query": {"match_all": {}}}
+        page = read_page(self._ask(http, "POST", f"{index}/_search?scroll={SCROLL}", query, ()).body)
+        try:
+            while page.hits.hits:
+                if page.timed_out or page.shards.failed:
+                    raise Unavailable(f"{self.target()}: {page.shards.failed} of its shards did not answer")
+                yield page
+                more = {"scroll": SCROLL, "scroll_id": page.scroll_id}
+                page = read_page(self._ask(http, "POST", "/_search/scroll", more, ()).body)
+        finally:
+            with suppress(DeliveryError):
+                self._ask(http, "DELETE", "/_search/scroll", {"scroll_id": page.scroll_id}, (404,))
+
+    def _pages_of(self, http: Http, index: str, ids: Collection[str]) -> Iterator[Page]:
+        """Yield documents by id, in real time."""
+        for some in slices(ids, PAGE):
+            yield read_page(self._ask(http, "POST", f"{index}/_mget", {"ids": some}, ()).body)
 
     def open(self, context: DestinationContext) -> None:
         self._once = context.guarantee is Guarantee.AT_MOST_ONCE

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
+from ferryman.destinations.stored import Stored
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, plain_text
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues.append import SEQUENCE, WRITER
@@ -100,6 +102,26 @@ class Queue(Destination):
             if not self._open_queue().exists:  # not made yet, or away
                 raise Unavailable(f"{self.root / self.name}: there is no queue")
             return self._open_queue().highest_of(_writer_of(context))
+
+    def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
+        """Yield the messages of plans that were not trimmed, see ``Destination.inventory``. Their content is intact:
+        whoever reads a queue verifies its files.
+
+        Raises:
+            Misconfigured: the queue is damaged, or cannot be read.
+        """
+        queue = self._open_queue()
+        with self._translated_errors():
+            for rows in queue.read_rows(queue.first_index, queue.last_index + 1):
+                for digest, text in zip(rows["hash"].to_pylist(), rows["meta"].to_pylist(), strict=True):
+                    meta = json.loads(text) if text else {}  # an id may have half a character
+                    if digest and WRITER in meta and (ids is None or meta["id"] in ids):
+                        yield Stored(meta["id"], digest, True)
+
+    def forgets(self, context: DestinationContext) -> bool:
+        """Return whether messages were trimmed."""
+        with self._translated_errors():
+            return self._open_queue().first_index > 1
 
     def open(self, context: DestinationContext) -> None:
         self._writer = _writer_of(context)

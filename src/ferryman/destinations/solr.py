@@ -12,6 +12,7 @@ import msgspec
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome, printable_id
+from ferryman.destinations.stored import Stored
 from ferryman.errors import BadDocument, Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import urls
 from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered, check_destination
@@ -60,6 +61,10 @@ def outcome_rows() -> Iterator[tuple[str, str]]:
         yield str(status), f"permanent, about all: {remedy}"
     yield ", ".join(map(str, urls.NOT_HANDLED)), "transient, about all"
     yield "any other, no connection, no answer", "transient, about all; it may have taken effect, and is sent again"
+
+
+_PAGE: Final = 1_000
+"""Documents read in a request of ``inventory``: of each its id and hash."""
 
 
 class StoredVersion(NamedTuple):
@@ -169,6 +174,29 @@ class Collection:
         content = self._json(self._ask("POST", "/select", form.encode(), _FORM))
         highest = (content["stats"]["stats_fields"].get(field) or {}).get("max")
         return None if highest is None else int(highest)
+
+    def stored(self, ids: Iterable[str] | None) -> Iterator[Stored]:
+        """Yield the documents that have a delivery's hash; of all ids, after committing pending updates.
+
+        Raises:
+            TransientError, ConnectionError: it cannot be asked.
+            Misconfigured: for an operator to fix.
+        """
+        if ids is not None:
+            yield from (Stored(id, each.hash) for id, each in self.known(ids).items() if each.hash)
+            return
+        self._check_log_replayed()
+        self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)
+        mark, next_mark = "", "*"
+        while next_mark != mark:
+            mark = next_mark
+            form = {"q": "*:*", "sort": "id asc", "rows": _PAGE, "wt": "json", "cursorMark": mark}
+            form["fl"] = f"id,{self._names.hash}"
+            content = self._json(self._ask("POST", "/select", urlencode(form).encode(), _FORM))
+            for doc in content["response"]["docs"]:
+                if digest := _single_value(doc.get(self._names.hash)):
+                    yield Stored(doc["id"], digest)
+            next_mark = content["nextCursorMark"]
 
     def _check_log_replayed(self) -> None:
         """Check that the server has replayed its transaction log.
@@ -418,6 +446,15 @@ class Solr(Destination):
         finally:
             http.close()
 
+    def inventory(self, context: DestinationContext, ids: Iterable[str] | None = None) -> Iterator[Stored]:
+        """Yield the documents, see ``Destination.inventory``. Their content is not compared with what was written: the
+        schema may have changed its form."""
+        http = self._connection()
+        try:
+            yield from Collection(http, self.target(), self.names, TIMEOUT_S).stored(ids)
+        finally:
+            http.close()
+
     def open(self, context: DestinationContext) -> None:
         self._http = self._connection()
         self._collection = Collection(self._http, self.target(), self.names, TIMEOUT_S)
@@ -513,10 +550,9 @@ class _ChunkWriter:
             if row.body or self._versions is not None:
                 return False
             self._outcomes[row.position] = Outcome.ok()  # nothing is there to delete
-        elif row.delivery.hash == known.hash or row.delivery.sequence == known.sequence:
-            self._outcomes[row.position] = Outcome.ok()
-        elif row.delivery.sequence < known.sequence:
-            self._outcomes[row.position] = Outcome.stale()
+        elif row.delivery.sequence <= known.sequence:
+            repeated = row.delivery.hash == known.hash or row.delivery.sequence == known.sequence
+            self._outcomes[row.position] = Outcome.ok() if repeated else Outcome.stale()
         else:
             return False
         return True

@@ -27,12 +27,23 @@ from ferryman.records.families import (
     Published,
     count_open_deliveries,
     decode_failures,
+    decode_published,
     encode_failures,
     encode_published,
 )
 from ferryman.records.keys import export_name
-from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, ORDINAL_COMMAND, RANGE, Status, events, table_of
-from ferryman.state.commands import Command, DocumentsEffect, OutboxEffect
+from ferryman.records.rows import (
+    DOCUMENTS,
+    EVENT_OF_ROW,
+    ORDINAL_COMMAND,
+    OUTBOX_FILE,
+    RANGE,
+    Status,
+    events,
+    hasher,
+    table_of,
+)
+from ferryman.state.commands import Command, DocumentsEffect, ExtraRecord, OutboxEffect
 from ferryman.state.outbox import OutboxWriter, row_groups
 from ferryman.state.state import State
 from ferryman.storage import files
@@ -40,11 +51,18 @@ from ferryman.storage.delta import DataFile
 from ferryman.storage.parquet import Part, read_part, write_part
 from ferryman.storage.query import connect, quote_list, register
 
+DocumentKey = tuple[str, str]
+"""Source and document."""
+
 
 def apply(state: State, command: Command) -> int:
     """Apply a command; return the number of deliveries (or documents) that it affects."""
     shares = _count_shares(state, command)
     concerned = 0
+    state.skip_sequences(command.above)
+    if command.extra:
+        _commit_deletes(state, command)
+        concerned = len(command.extra)
     for share in range(shares):
         chosen = _select_deliveries(state, command, (share, shares))
         if chosen:
@@ -80,6 +98,66 @@ def _commit_share(state: State, command: Command, chosen: list[dict[str, Any]]) 
     state.retire(state.outbox, [path for path, _ in replaced])
 
 
+def _commit_deletes(state: State, command: Command) -> None:
+    """Commit and settle one wave with a delete for each extra record; if one arrived before, it is sent again."""
+    number = state.wave + 1
+    earlier = _earlier_deletes(state, command.extra)
+    by_destination: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in command.extra:
+        delete = earlier.get((record.document, record.destination)) or _delete_of(state, record)
+        by_destination[record.destination].append(delete)
+    outbox = []
+    for destination, deletes in sorted(by_destination.items()):
+        writer = OutboxWriter(state.outbox.folder, epoch=state.epoch)
+        columns: dict[str, Any] = {name: [each[name] for each in deletes] for name in EVENT_OF_ROW}
+        numbers = list(range(len(deletes)))
+        writer.write(table_of(OUTBOX_FILE, len(deletes), **columns, row=numbers, attempt=0, due=0))
+        if (part := writer.finish()) is not None:
+            outbox.append((destination, part))
+    ledger = []
+    if earlier:
+        again = [
+            {**row, "status": Status.RESTART.value, "message": command.message, "attempt": 0}
+            for row in earlier.values()
+        ]
+        table = events(again, wave=number, ordinal=ORDINAL_COMMAND)
+        ledger.append(write_part(state.ledger.folder, table, epoch=state.epoch))
+    crash.point("command.staged")
+    commit_wave(state, number, outbox=outbox, ledger=ledger)
+    settle(state, number, in_process)
+
+
+def _earlier_deletes(state: State, records: Collection[ExtraRecord]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return (document, destination) -> the last delete that arrived there, as columns."""
+    columns = ", ".join((*EVENT_OF_ROW, "destination"))
+    with open_view(state.root, state.plan) as view:
+        found = view.rows(f"""
+            SELECT {columns} FROM ledger WHERE operation = 'delete' AND status = '{Status.INDEXED}'
+                AND document IN {quote_list({record.document for record in records})}
+                AND destination IN {quote_list({record.destination for record in records})}
+            QUALIFY row_number() OVER (PARTITION BY document, destination ORDER BY wave DESC, ordinal DESC) = 1
+        """)
+    wanted = {(record.document, record.destination) for record in records}
+    return {name: row for row in found if (name := (row["document"], row["destination"])) in wanted}
+
+
+def _delete_of(state: State, record: ExtraRecord) -> dict[str, Any]:
+    """Return the delete of a record that the ledger does not have, as columns."""
+    hash_of = hasher(state.plan.name, state.plan.version, record.source, record.destination, record.route, "delete")
+    return {
+        "source": record.source,
+        "document": record.document,
+        "parent": None,
+        "origin": record.document,
+        "version": record.version,
+        "revision": record.revision,
+        "operation": "delete",
+        "route": record.route,
+        "branches": "",
+        "delivery_hash": hash_of(record.document, record.version, record.revision),
+    }
+
+
 def _make_filter(command: Command) -> Filter:
     """Return the filter for the deliveries that a command affects; an empty set of statuses selects none."""
     concerned = command.definition.concerns
@@ -91,6 +169,8 @@ def _count_shares(state: State, command: Command) -> int:
     """Return the number of waves for a command, so that each wave's deliveries fit into memory."""
     if not (query := _make_filter(command)).statuses:
         return 0
+    if command.deliveries is not None:
+        return 1
     with open_view(state.root, state.plan) as view:
         most = view.count_events(query)
     return -(-most // limits.COMMAND_DELIVERIES)
@@ -98,6 +178,8 @@ def _count_shares(state: State, command: Command) -> int:
 
 def _select_deliveries(state: State, command: Command, share: tuple[int, int]) -> list[dict[str, Any]]:
     """Return one share of the deliveries that a command affects, as columns."""
+    if command.deliveries is not None:
+        return _select_missing(state, command.deliveries)
     with open_view(state.root, state.plan) as view:
         selected = view.deliveries(_make_filter(command), share=share)
     if command.documents is not None:
@@ -110,6 +192,37 @@ def _select_deliveries(state: State, command: Command, share: tuple[int, int]) -
             if d["operation"] == "upsert" and not _is_closed_range(d, command) and d["source"] not in once
         ]
     return [{name: d[name] for name in (*EVENT_OF_ROW, "destination")} for d in selected]
+
+
+def _select_missing(state: State, hashes: frozenset[str]) -> list[dict[str, Any]]:
+    """Return deliveries that arrived and are to be made again, as columns.
+
+    Left out are those of documents that were deleted at their source, and of members that their document does not have
+    any more. A child that was not sent again when its document changed gets the document's revision, and so the hash of
+    a new delivery.
+    """
+    columns = ", ".join((*EVENT_OF_ROW, "destination"))
+    with open_view(state.root, state.plan) as view:
+        found = view.rows(f"""
+            SELECT {columns} FROM ledger WHERE status = '{Status.INDEXED}' AND delivery_hash IN {quote_list(hashes)}
+            QUALIFY row_number() OVER (PARTITION BY delivery_hash ORDER BY wave DESC, ordinal DESC) = 1
+        """)
+    names = {(each["source"], each["origin"]) for each in found}
+    known = _current_rows(state, names)
+    known += make_forced_rows(state, select_log_entries(state, names - set(map(_name_of, known))), state.wave)
+    rows = {_name_of(row): row for row in known}
+    selected = {}
+    for each in found:
+        row = rows.get((each["source"], each["origin"]))
+        place = (each["document"][len(each["origin"]) :], each["route"], each["destination"])
+        if row is None or place not in {published.place for published in decode_published(row["given"])}:
+            continue
+        identity = (each["source"], each["destination"], each["route"], each["operation"])
+        digest = hasher(state.plan.name, state.plan.version, *identity)(
+            each["document"], row["version"], row["revision"]
+        )
+        selected[digest] = {**each, "version": row["version"], "revision": row["revision"], "delivery_hash": digest}
+    return list(selected.values())
 
 
 def _is_closed_range(delivery: dict[str, Any], command: Command) -> bool:
@@ -189,26 +302,22 @@ def _write_document_rows(
     for c in chosen:
         member = c["document"][len(c["origin"]) :]
         wanted[c["source"], _family_name(state, c)].add((member, c["destination"], c["route"]))
-    with connect(state.local_scratch) as db:
-        register(db, "documents", state.documents.paths(), DOCUMENTS)
-        db.register("wanted", pa.table({"source": [s for s, _ in wanted], "document": [d for _, d in wanted]}))
-        rows = db.execute("""
-            SELECT * FROM (
-                SELECT d.* FROM documents d SEMI JOIN wanted w ON d.source = w.source AND d.document = w.document
-                QUALIFY row_number() OVER (PARTITION BY d.source, d.document ORDER BY wave DESC) = 1
-            ) WHERE operation = 'upsert'
-        """).fetchall()  # a deleted document cannot be read again
-    if effect is DocumentsEffect.FORCED:
-        known = {(row[0], row[1]) for row in rows}
+    rows = _current_rows(state, wanted.keys())
+    if effect in (DocumentsEffect.FORCED, DocumentsEffect.MISSING):
         ranges = {(c["source"], c["origin"]) for c in chosen if c["version"].startswith(RANGE)}
-        missing = make_forced_rows(state, select_log_entries(state, wanted.keys() - known - ranges), number)
-        rows += [tuple(row[f.name] for f in DOCUMENTS) for row in missing]
+        entries = select_log_entries(state, wanted.keys() - set(map(_name_of, rows)) - ranges)
+        rows += make_forced_rows(state, entries, number)
     if not rows:
         return []
-    columns: dict[str, Any] = {f.name: [row[i] for row in rows] for i, f in enumerate(DOCUMENTS)}
+    columns: dict[str, Any] = {f.name: [row[f.name] for row in rows] for f in DOCUMENTS}
     columns |= {"wave": number, "forced": pa.array([effect is DocumentsEffect.FORCED] * len(rows))}
     if effect is DocumentsEffect.UNVERIFIED:
         columns |= {"fingerprint": ""}
+    elif effect is DocumentsEffect.MISSING:
+        missing = _missing_members(chosen)
+        failures = [[*decode_failures(row["failed"]), *missing[_name_of(row)]] for row in rows]
+        columns |= {"failed": list(map(encode_failures, failures)), "owed": list(map(count_open_deliveries, failures))}
+        columns |= {"due": 0, "held": None}
     elif effect in (DocumentsEffect.DUE, DocumentsEffect.GIVEN_UP):  # forced documents are processed anyway
         change = _reopen_deliveries if effect is DocumentsEffect.DUE else _remove_deliveries
         names = zip(columns["source"], columns["document"], strict=True)
@@ -221,6 +330,36 @@ def _write_document_rows(
         if effect is DocumentsEffect.DUE:
             columns |= {"due": 0, "held": None}
     return [write_part(state.documents.folder, table_of(DOCUMENTS, len(rows), **columns), epoch=state.epoch)]
+
+
+def _current_rows(state: State, names: Collection[DocumentKey]) -> list[dict[str, Any]]:
+    """Return the rows of those of these documents that are not deleted."""
+    with connect(state.local_scratch) as db:
+        register(db, "documents", state.documents.paths(), DOCUMENTS)
+        db.register("wanted", pa.table({"source": [s for s, _ in names], "document": [d for _, d in names]}))
+        rows = db.execute("""
+            SELECT * FROM (
+                SELECT d.* FROM documents d SEMI JOIN wanted w ON d.source = w.source AND d.document = w.document
+                QUALIFY row_number() OVER (PARTITION BY d.source, d.document ORDER BY wave DESC) = 1
+            ) WHERE operation = 'upsert'
+        """).fetchall()  # a deleted document cannot be read again
+    return [dict(zip(DOCUMENTS.names, row, strict=True)) for row in rows]
+
+
+def _name_of(row: dict[str, Any]) -> DocumentKey:
+    return row["source"], row["document"]
+
+
+def _missing_members(chosen: list[dict[str, Any]]) -> dict[DocumentKey, list[FailedMember]]:
+    """Return document -> failures at destinations, from which a retry continues for these deliveries alone."""
+    missing = defaultdict(list)
+    for c in chosen:
+        owed = [MissingDelivery(c["destination"], c["route"], 0)]
+        member = c["document"][len(c["origin"]) :]
+        missing[c["source"], c["origin"]].append(
+            FailedMember(member, c["destination"], c["route"], c["branches"], owed)
+        )
+    return missing
 
 
 def _remove_deliveries(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
@@ -243,9 +382,6 @@ def _reopen_deliveries(failure: FailedMember, wanted: set[tuple[str, str, str]])
 
 # Log entries that an operator wants read again although they succeeded. ``documents`` has no rows for them, so rows are
 # made from their deliveries.
-
-DocumentKey = tuple[str, str]
-"""Source and document."""
 
 _COLUMNS: Final = ("source", "origin", "document", "version", "revision", "operation", "route", "destination")
 

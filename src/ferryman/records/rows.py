@@ -533,7 +533,7 @@ TERMINAL: Final = frozenset({Status.INDEXED, Status.DROPPED, Status.DEAD, Status
 
 MEANING: Final[dict[Status, str]] = {
     Status.FORCE: "an operator wants it read again, changed or not; the next scan reads it as a new revision",
-    Status.RESTART: "an operator or a new plan version wants it retried; due now, with its attempts reset",
+    Status.RESTART: "an operator, a repair or a new plan version wants it retried; due now, with its attempts reset",
     Status.DIRTY: "an operator suspects a change: the next scan reads it; or a step wants it again later",
     Status.PROCESSING: "in a wave that has not committed; after a crash it is processed again",
     Status.ERROR: "a step or the destination failed; retried when due",
@@ -598,7 +598,7 @@ MOVES: Final[dict[Status | None, frozenset[Status]]] = {
     _S.RESTART: _STEPS | _SENT | _OPERATOR,
     _S.FORCE: frozenset({_S.PROCESSING, _S.FORCE, _S.DROPPED}),
     _S.DIRTY: frozenset({_S.PROCESSING, _S.DIRTY}),
-    _S.INDEXED: frozenset({_S.FORCE, _S.DIRTY}),
+    _S.INDEXED: frozenset({_S.FORCE, _S.RESTART, _S.DIRTY}),
     _S.DROPPED: frozenset({_S.FORCE, _S.DIRTY}),
     _S.DEAD: _OPERATOR | {_S.DROPPED},
     _S.ERROR_DOC: _OPERATOR | {_S.DROPPED},

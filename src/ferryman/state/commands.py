@@ -42,6 +42,8 @@ class DocumentsEffect(enum.Enum):
     """The documents get a new revision, whether or not they have changed."""
     GIVEN_UP = enum.auto()
     """Failures at steps are removed: they are not retried."""
+    MISSING = enum.auto()
+    """Deliveries that arrived are made again for their destination alone, with the same hashes."""
     UNVERIFIED = enum.auto()
     """Fingerprints are removed, so that the documents are read, and processed if their content has changed."""
 
@@ -66,6 +68,9 @@ _STORED: Final = frozenset(Status) - {Status.BATCHED}
 
 _IN_DOUBT: Final = frozenset({Status.INDEXING})
 
+REPAIR: Final = "verify --repair"
+"""Verb that makes deliveries again which arrived and are not there any more."""
+
 VERBS: Final = {
     "retry": Verb(
         frozenset({Status.ERROR, Status.DEAD, Status.ERROR_DOC}),
@@ -74,6 +79,8 @@ VERBS: Final = {
         DocumentsEffect.DUE,
     ),
     "retry --force": Verb(_STORED, Status.FORCE, OutboxEffect.UNTOUCHED, DocumentsEffect.FORCED, whole_documents=True),
+    REPAIR: Verb(frozenset({Status.INDEXED}), Status.RESTART, OutboxEffect.UNTOUCHED, DocumentsEffect.MISSING),
+    "verify --delete-extra": Verb(frozenset(), Status.RESTART, OutboxEffect.UNTOUCHED, DocumentsEffect.UNTOUCHED),
     "dirty": Verb(_STORED, Status.DIRTY, OutboxEffect.UNTOUCHED, DocumentsEffect.UNVERIFIED, whole_documents=True),
     "resolve --as delivered": Verb(
         _IN_DOUBT, Status.INDEXED, OutboxEffect.REMOVED, DocumentsEffect.UNTOUCHED, closes_claims=True
@@ -94,6 +101,22 @@ VERBS: Final = {
 """Verb of a command -> its effects."""
 
 
+class ExtraRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Record that a destination has and should not have, so that a delete is sent for it.
+
+    Attributes:
+        source, version, revision, route: of the delivery that wrote it. If the ledger has a delete of the document at
+            this destination, that one is sent again, and these are not needed.
+    """
+
+    document: str
+    destination: str
+    source: str = ""
+    version: str = ""
+    revision: int = 0
+    route: str = ""
+
+
 class Command(msgspec.Struct, frozen=True):
     """A verb, and the selection of deliveries that it applies to."""
 
@@ -109,6 +132,12 @@ class Command(msgspec.Struct, frozen=True):
     file: str = ""
     documents: frozenset[str] | None = None
     """Ids of the source documents; None: any."""
+    deliveries: frozenset[str] | None = None
+    """Hashes of the deliveries, of any revision of their documents; None: any of the current revisions."""
+    extra: tuple[ExtraRecord, ...] = ()
+    """Records to delete."""
+    above: int = 0
+    """Highest sequence that a destination has: what is sent because of the command gets a higher one."""
 
     @property
     def message(self) -> str:

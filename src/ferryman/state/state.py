@@ -460,7 +460,7 @@ def sealed_files(state: State) -> list[StatePath]:
         return []
     existing = files.file_sizes(state.root)
     folders = [state.commands, *(state.journal.folder / str(number) for number in state.journal.passes())]
-    found = [state.root / name for name in (MIGRATED, MIGRATION, MISSED) if name in existing]
+    found = [state.root / name for name in (MIGRATED, MIGRATION, MISSED, VERIFIED) if name in existing]
     found += [folder / name for folder in folders for name in files.file_sizes(folder)]
     return sorted((path for path in found if not path.name.startswith(TEMPORARY)), key=str)
 
@@ -633,6 +633,9 @@ NOTIFIED: Final = "notified.json"
 
 MISSED: Final = "passed.json"
 """File of log entries that destinations have missed; see ``MissedEntries``."""
+
+VERIFIED: Final = "verified.json"
+"""File of the results of ``ferryman verify``: by destination, when it was verified, and up to which wave."""
 
 COUNTED: Final = "counted.json"
 """Cache of the counts over the ledger that ``status`` shows of a large state; see ``account.counts``."""

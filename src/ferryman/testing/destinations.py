@@ -369,6 +369,17 @@ class DestinationSuite:
         doubled = {digest: n for digest, n in stored.items() if n > 1}
         missing, surplus = expected - stored.keys(), stored.keys() - expected
         assert not any((doubled, missing, surplus)), f"doubled: {doubled}, missing: {missing}, surplus: {surplus}"
+        self._shows(folder, expected, {d.id for d in deliveries})
+
+    def _shows(self, folder: Path, expected: set[str], ids: set[str]) -> None:
+        """Assert that the inventory, if there is one, has these deliveries, unchanged; whole, and of these ids."""
+        for some in (None, ids):
+            with suppress(NotImplementedError):
+                found = list(self.destination(folder).inventory(self._context(folder), some))
+                assert {each.hash for each in found} == expected, "the inventory differs from what it holds"
+                assert {each.id for each in found} <= ids
+                changed = [each.id for each in found if each.intact is False]
+                assert not changed, f"as changed since it was written it shows {changed}"
 
     def _worker(self, folder: Path, rows: list[Delivery], size: int, progress: str = "", start: Any = None) -> Any:
         task = cloudpickle.dumps((self.destination(folder), self._context(folder)))

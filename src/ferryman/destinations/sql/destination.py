@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, get_args
 
 import sqlalchemy as sa
@@ -12,6 +12,7 @@ from ferryman.destinations.base import Delivery, Destination, DestinationContext
 from ferryman.destinations.sql.backends import BACKENDS, dialect_of
 from ferryman.destinations.sql.dialect import Dialect, Writer
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
+from ferryman.destinations.stored import Stored
 from ferryman.errors import Misconfigured, PlanError, UsageError
 from ferryman.net import databases
 
@@ -27,7 +28,8 @@ class Sql(Destination):
     ``Sql("postgresql://me@host/db", …)`` does the same on a server (``pip install 'ferryman[postgres]'``).
 
     The columns: ``id``, ``parent_id``, ``origin_id``, ``source``, ``version``, ``sequence``, ``delivery_hash``,
-    ``route`` (a JSON list), ``text`` (the raw bytes decoded as UTF-8; NULL without raw) and ``fields`` (JSON).
+    ``route`` (a JSON list), ``text`` (the raw bytes decoded as UTF-8; NULL without raw), ``fields`` (JSON) and
+    ``content_hash``, by which ``ferryman verify`` sees whether somebody has changed the row.
 
     After a kill any chunk may be written again, also by two workers at once: a chunk is one transaction, and holds
     hashes, tombstones, rows and index. So a delivery is there once, whole, or not at all; and once ``write`` has
@@ -178,6 +180,16 @@ class Sql(Destination):
             finally:
                 engine.dispose()
         return max((n for n in highest if n is not None), default=None)
+
+    def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
+        """Yield the rows, see ``Destination.inventory``.
+
+        Raises:
+            Unavailable: the database cannot be read now.
+            Misconfigured: the table lacks a column.
+        """
+        with self._dialect.translated_errors(self.target()):
+            yield from self._dialect.inventory(self._url, self._layout, ids)
 
     def open(self, context: DestinationContext) -> None:
         with self._dialect.translated_errors(self.target()):

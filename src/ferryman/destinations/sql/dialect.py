@@ -7,6 +7,7 @@ The methods of a dialect are called in this order:
     writer(…)              worker, ``open``: a connection
     Writer.write(chunk)    worker: one transaction per chunk, whatever it takes to repeat it
     Writer.close()
+    inventory(…)           ``ferryman verify``: the rows, as they read back
     open_reader, find      ``ferryman search``
 
 Errors of the database are raised as they are; ``explain`` converts them. A dialect has no state.
@@ -24,6 +25,7 @@ import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
+from ferryman.destinations.stored import Stored
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError
 
 
@@ -78,6 +80,10 @@ class Dialect(ABC):
     @abstractmethod
     def writer(self, url: sa.URL, layout: Layout) -> Writer:
         """Return a writer into a table that ``prepare`` has checked."""
+
+    @abstractmethod
+    def inventory(self, url: sa.URL, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
+        """Yield the rows of a table, or those with these ids; none if there is no such table."""
 
     @abstractmethod
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:

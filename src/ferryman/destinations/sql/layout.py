@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery
+from ferryman.destinations.stored import Stored, canonical_fields, canonical_json, content_hash, is_same_value
 from ferryman.errors import Misconfigured
 
 Mode = Literal["upsert", "append"]
@@ -18,7 +19,6 @@ TOMBSTONES: Final = "_tombstones"
 
 _Kind = Literal["key", "text", "number", "json"]
 STANDARD: Final[tuple[tuple[str, _Kind, bool], ...]] = (
-    # column, type, nullable
     ("id", "key", False),
     ("parent_id", "text", True),
     ("origin_id", "text", False),
@@ -29,7 +29,13 @@ STANDARD: Final[tuple[tuple[str, _Kind, bool], ...]] = (
     ("route", "json", False),
     ("text", "text", True),
     ("fields", "json", True),
+    ("content_hash", "text", True),
 )
+"""(column, its type, whether it may be NULL)."""
+
+CONTENT_HASH: Final = "content_hash"
+"""Column with a hash over the others: shows ``ferryman verify`` whether somebody has changed the row. Tables that were
+made before it get it with the next run."""
 
 
 class ColumnTypes(NamedTuple):
@@ -39,17 +45,21 @@ class ColumnTypes(NamedTuple):
         field: of columns that fields are copied to.
         key: of ids and hashes: text that is compared byte by byte.
         json: of ``route`` and ``fields``.
+        keeps_text: whether text and JSON are stored as they are written; False: JSON is parsed and printed again, and
+            there are no NULs.
     """
 
     field: sa.types.TypeEngine[Any]
     key: sa.types.TypeEngine[Any]
     json: sa.types.TypeEngine[Any]
+    keeps_text: bool
 
 
 RESERVED: Final = (*(name for name, _, _ in STANDARD), "operation")
 """Names that ``columns=`` may not give to a column; a dialect has more."""
 
 _json = msgspec.json.Encoder(order="sorted").encode
+_decode_json = msgspec.json.Decoder().decode
 
 
 class Layout:
@@ -60,11 +70,14 @@ class Layout:
         key: the column that is unique: ``id`` (upsert: a row an id), ``delivery_hash`` (append: a row per delivery).
         appends: a row per delivery.
         names: the columns that are written, in the order of ``rows``.
+        field_columns: the last of them, which fields are copied to.
     """
 
     def __init__(self, table: str, mode: Mode, columns: Mapping[str, str], types: ColumnTypes) -> None:
         self.appends = mode == "append"
         self.key = "delivery_hash" if self.appends else "id"
+        self._keeps_text = types.keeps_text
+        self.field_columns = tuple(columns)
         self._extra = tuple(columns.values())
         schema, _, name = table.rpartition(".")
         self.table = table
@@ -110,26 +123,76 @@ class Layout:
         Raises:
             BadDocument: fields that JSON cannot hold.
         """
-        rows: Iterator[tuple[Any, ...]] = (
-            (
-                d.id,
-                d.parent_id,
-                d.origin_id,
-                d.source,
-                d.version,
-                d.sequence,
-                d.hash,
-                _json(d.route).decode() if d.route else "[]",
-                None if d.raw is None else d.text(),
-                d._fields_json.decode(),
-            )
-            for d in chunk
-        )
-        if self.appends:
-            rows = map(_with_operation, rows, chunk)
+        rows: Iterator[tuple[Any, ...]] = map(self._row, chunk)
         if self._extra:
             rows = ((*row, *self._field_values(d)) for row, d in zip(rows, chunk, strict=True))
         return rows
+
+    def _row(self, d: Delivery) -> tuple[Any, ...]:
+        """Return the values of the standard columns."""
+        fields, text = d._fields_json, None if d.raw is None else d.text()
+        if self.appends and d.operation == "delete":
+            fields, text = b"", None
+        route = _json(d.route).decode() if d.route else "[]"
+        names = (d.id, d.parent_id, d.origin_id, d.source, d.version, d.sequence, d.hash, route)
+        row = (*names, text, fields.decode() or None, self._content_hash(names, d.operation, text, fields))
+        return (*row, d.operation) if self.appends else row
+
+    def _content_hash(self, names: tuple[Any, ...], operation: str, text: str | None, fields: bytes) -> str:
+        """Return the value of the column ``content_hash``.
+
+        Args:
+            names: values of the columns before ``text``; ``route`` as JSON without blanks.
+            fields: JSON with sorted keys; b"" for NULL.
+        """
+        if self._keeps_text:
+            return content_hash(*names, operation, text, fields)
+        if text is not None and "\0" in text:
+            text = text.replace("\0", "\ufffd")
+        return content_hash(*names, operation, text, canonical_fields(fields))
+
+    def columns_to_read(self, there: Collection[str]) -> tuple[str, ...]:
+        """Return the columns that can be read: all, or without ``content_hash`` of a table that is older than it.
+
+        Raises:
+            Misconfigured: another column is missing.
+        """
+        known = {name.lower() for name in there}
+        missing = [name for name in self.names if name.lower() not in known]
+        if others := [name for name in missing if name != CONTENT_HASH]:
+            raise Misconfigured(f"{self.table}: the table has no column {', '.join(others)}: was it made by Ferryman?")
+        return tuple(name for name in self.names if name not in missing)
+
+    def stored(self, row: Sequence[Any], types: Sequence[bool]) -> Stored:
+        """Return what a row holds.
+
+        Args:
+            row: values of the columns ``names``, JSON as text.
+            types: of each column of ``columns=``, whether it has text as it was written.
+        """
+        *names, text, fields, written_hash = row[: len(STANDARD)]
+        operation = row[len(STANDARD)] if self.appends else "upsert"
+        id, _, _, source, version, _, delivery_hash, route = names
+        try:
+            branches = tuple(_decode_json(route))
+            if not self._keeps_text:
+                names[-1] = _json(branches).decode()
+            intact = None if written_hash is None else self._is_intact(names, operation, text, fields, written_hash)
+            if intact and self._extra:
+                intact = self._has_same_columns(fields, row[len(self.names) - len(self._extra) :], types)
+        except (ValueError, TypeError):  # somebody made it something that is no JSON
+            branches, intact = (), False
+        return Stored(id, delivery_hash, intact, source, version, branches)
+
+    def _is_intact(self, names: list[Any], operation: str, text: str | None, fields: str | None, written: str) -> bool:
+        json = b"" if fields is None else fields.encode() if self._keeps_text else canonical_json(fields.encode())
+        return content_hash(*names, operation, text, json) == written
+
+    def _has_same_columns(self, fields: str | None, values: Sequence[Any], types: Sequence[bool]) -> bool:
+        """Return whether the columns of ``columns=`` have the values of their fields."""
+        content = {} if fields is None else _decode_json(fields)
+        written = map(content.get, self._extra)
+        return all(map(is_same_value, values, written, types))
 
     def _field_values(self, delivery: Delivery) -> Iterable[Any]:
         """Return the values of fields with columns of their own: lists and dicts as JSON text, None for missing
@@ -143,10 +206,15 @@ class Layout:
         )
 
     def _check(self, connection: sa.Connection, where: str) -> None:
-        """Check that the existing table is one that this layout can write."""
+        """Check that the existing table is one that this layout can write; add ``content_hash`` to one that an older
+        Ferryman made."""
         inspector = sa.inspect(connection)
         name, schema = self.documents.name, self.documents.schema
         there = {column["name"].lower() for column in inspector.get_columns(name, schema)}
+        if CONTENT_HASH not in there and there.issuperset(map(str.lower, set(self.names) - {CONTENT_HASH})):
+            quoted = connection.dialect.identifier_preparer.format_table(self.documents)
+            connection.exec_driver_sql(f"ALTER TABLE {quoted} ADD COLUMN {CONTENT_HASH} TEXT".replace("%", "%%"))
+            there.add(CONTENT_HASH)
         if missing := [column for column in self.names if column.lower() not in there]:
             add = "; ".join(f"ALTER TABLE {self.table} ADD COLUMN {self._column_ddl(c, connection)}" for c in missing)
             raise Misconfigured(
@@ -167,8 +235,3 @@ class Layout:
     def _column_ddl(self, name: str, connection: sa.Connection) -> str:
         """Return the definition of a column for ALTER TABLE."""
         return f"{name} {self.documents.columns[name].type.compile(connection.dialect)}".rstrip()
-
-
-def _with_operation(row: tuple[Any, ...], delivery: Delivery) -> tuple[Any, ...]:
-    """Return the row of append mode: with the operation, and without text and fields for a delete."""
-    return (*row, "upsert") if delivery.operation == "upsert" else (*row[:-2], None, None, "delete")

@@ -35,6 +35,7 @@ from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, index_mismatch
 from ferryman.destinations.sql.layout import TOMBSTONES, ColumnTypes, Layout
+from ferryman.destinations.stored import Stored, without_nul
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable
 from ferryman.net import databases
 from ferryman.net.faults import database_fault
@@ -355,6 +356,14 @@ def _apply_marks(snippet: str, mark: tuple[str, str]) -> str:
 
 # The PostgreSQL dialect of ``Sql``.
 
+_ROWS: Final = 2_000
+"""Rows that an inventory fetches at a time."""
+
+_COLUMNS_OF_TABLE: Final = (
+    "SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
+    "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
+)
+
 NAME_BYTES = 63
 """Longest name in PostgreSQL, which shortens longer ones, so that two could become one."""
 
@@ -363,7 +372,7 @@ class PostgreSQL(Dialect):
     """Dialect of PostgreSQL: any number of writers; a generated column and a GIN index for full text."""
 
     single_writer = False
-    column_types = ColumnTypes(field=sa.Text(), key=sa.Text(collation="C"), json=JSONB())
+    column_types = ColumnTypes(field=sa.Text(), key=sa.Text(collation="C"), json=JSONB(), keeps_text=False)
     reserved = (COLUMN,)
 
     def argument_findings(
@@ -408,6 +417,29 @@ class PostgreSQL(Dialect):
 
     def writer(self, url: sa.URL, layout: Layout) -> PostgresWriter:
         return PostgresWriter(url, layout)
+
+    def inventory(self, url: sa.URL, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
+        table = quoted_table(layout.table)
+        with connect(url) as connection, connection.transaction(), connection.cursor("ferryman_inventory") as cursor:
+            connection.execute("SET TRANSACTION READ ONLY")
+            declared = connection.execute(_COLUMNS_OF_TABLE, [table]).fetchall()
+            if not declared:
+                return
+            types = dict(declared)
+            there, printed = layout.columns_to_read(types), {"route", "fields", *layout.field_columns}
+            names = ", ".join(
+                f"{quoted(name)}{'::text' if name in printed else ''}" if name in there else "NULL"
+                for name in layout.names
+            )
+            query = f"SELECT {names} FROM {table}"
+            keep_text = [types[name] in ("text", "varchar") for name in layout.field_columns]
+            cursor.itersize = _ROWS
+            if ids is None:
+                cursor.execute(query.encode())
+            else:
+                cursor.execute(f"{query.replace('%', '%%')} WHERE id = ANY(%s)".encode(), [list(ids)])
+            for row in cursor:
+                yield layout.stored(row, keep_text)
 
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
         return explain(error, where)
@@ -556,16 +588,4 @@ def _replace_nul_in_json(fields: str | None) -> str | None:
     characters."""
     if fields is None or r"\u0000" not in fields:
         return fields
-    return _encode(_replace_nul_in_value(msgspec.json.decode(fields))).decode()
-
-
-def _replace_nul_in_value(value: Any) -> Any:
-    match value:
-        case str():
-            return value.replace("\0", "\ufffd")
-        case list():
-            return [_replace_nul_in_value(each) for each in value]
-        case dict():
-            return {_replace_nul_in_value(name): _replace_nul_in_value(each) for name, each in value.items()}
-        case _:
-            return value
+    return _encode(without_nul(msgspec.json.decode(fields))).decode()

@@ -7,7 +7,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -20,6 +19,7 @@ from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, index_mismatch
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
+from ferryman.destinations.stored import Stored, slices
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable, UsageError
 from ferryman.limits import KIB, MIB
 from ferryman.net import databases
@@ -127,14 +127,14 @@ class SqliteWriter(dialect.Writer):
         self, connection: sa.Connection, table: sa.Table, ids: Collection[str], at_most: int | None = None
     ) -> dict[str, LastDelivery]:
         stored: dict[str, LastDelivery] = {}
-        for some in id_slices(ids):
+        for some in slices(ids, IDS_PER_STATEMENT):
             query = sa.select(table.c.id, table.c.sequence, table.c.delivery_hash).where(table.c.id.in_(some))
             for id, sequence, digest in connection.execute(query.limit(at_most)):
                 stored[id] = LastDelivery(sequence, digest)
         return stored
 
     def _delete(self, connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
-        for some in id_slices(ids):
+        for some in slices(ids, IDS_PER_STATEMENT):
             connection.execute(sa.delete(table).where(table.c.id.in_(some)))
 
 
@@ -173,6 +173,9 @@ it rewrite the index five times in a million documents, this once. Each segment 
 
 PAGE_OVERHEAD_BYTES: Final = 46
 """Bytes of a page that SQLite needs beside a leaf of the index: FTS5's default is 4050 of 4096."""
+
+_ROWS: Final = 1_000
+"""Rows read at a time."""
 
 IDS_PER_STATEMENT: Final = 10_000
 """Bound values a statement: SQLite allows 32766 by default."""
@@ -244,12 +247,12 @@ class FullText:
 
     def add(self, connection: sa.Connection, ids: Iterable[str]) -> None:
         """Index the rows of these ids, as they are now."""
-        for some in id_slices(ids):
+        for some in slices(ids, IDS_PER_STATEMENT):
             connection.execute(self._insert, {"ids": some})
 
     def remove(self, connection: sa.Connection, ids: Iterable[str]) -> None:
         """Remove the rows of these ids from the index; call it before they are changed."""
-        for some in id_slices(ids):
+        for some in slices(ids, IDS_PER_STATEMENT):
             connection.execute(self._delete, {"ids": some})
 
     def verify(self, connection: sa.Connection) -> None:
@@ -263,13 +266,6 @@ class FullText:
 def quoted(name: str) -> str:
     """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
-
-
-def id_slices(ids: Iterable[str]) -> Iterator[list[str]]:
-    """Split ids into lists that fit into one statement."""
-    remaining = iter(ids)
-    while some := list(islice(remaining, IDS_PER_STATEMENT)):
-        yield some
 
 
 # The SQLite dialect of ``Sql``.
@@ -291,7 +287,7 @@ class SQLite(Dialect):
     """Dialect of SQLite: a file, one writer at a time, FTS5 for full text."""
 
     single_writer = True
-    column_types = ColumnTypes(field=_Untyped(), key=sa.Text(), json=sa.JSON())
+    column_types = ColumnTypes(field=_Untyped(), key=sa.Text(), json=sa.JSON(), keeps_text=True)
     reserved = (ROW,)
 
     def argument_findings(
@@ -325,6 +321,26 @@ class SQLite(Dialect):
 
     def writer(self, url: sa.URL, layout: Layout) -> SqliteWriter:
         return SqliteWriter(url, layout)
+
+    def inventory(self, url: sa.URL, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
+        if not os.path.isfile(str(url.database)):
+            return
+        with reader(url).connect() as connection:
+            declared = connection.exec_driver_sql(f"PRAGMA table_info({quoted(layout.table)})").fetchall()
+            if not declared:
+                return
+            types = {column[1].lower(): column[2].upper() for column in declared}
+            there = layout.columns_to_read(types)
+            names = ", ".join(quoted(name) if name in there else "NULL" for name in layout.names)
+            query = f"SELECT {names} FROM {quoted(layout.table)}"
+            keep_text = [types[name.lower()] in ("", "TEXT") for name in layout.field_columns]
+            cursor = connection.connection.cursor()
+            for some in ((),) if ids is None else slices(ids, IDS_PER_STATEMENT):
+                where = f" WHERE id IN ({', '.join('?' * len(some))})" if some else ""
+                cursor.execute(query + where, tuple(some))
+                while rows := cursor.fetchmany(_ROWS):
+                    for row in rows:
+                        yield layout.stored(row, keep_text)
 
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
         return explain(error, where)

@@ -1,0 +1,250 @@
+"""Comparison of what was delivered to a destination, by the ledger, with what the destination holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from ferryman.account.relations import View
+from ferryman.destinations.stored import Stored
+from ferryman.records.rows import ORDINAL_STEPS, RANGE, Status
+from ferryman.state.commands import REPAIR
+from ferryman.storage.query import quote_list
+
+STORED: Final = pa.schema(
+    [
+        ("id", pa.string()),
+        ("hash", pa.string()),
+        ("intact", pa.bool_()),
+        ("source", pa.string()),
+        ("version", pa.string()),
+        ("route", pa.string()),
+    ]
+)
+"""Columns of a destination's inventory."""
+
+_BATCH: Final = 65_536
+"""Rows of an inventory that are in memory at a time."""
+
+_ORDER: Final = "wave * 4 + ordinal"
+
+
+_LAST_OF_EACH_ID: Final = """
+    SELECT document, any_value(source) AS source, any_value(destination) AS destination,
+        min(hash) FILTER (is_upsert) AS hash, max(hash) FILTER (is_upsert) AS other_hash,
+        bool_and(is_upsert) AND NOT bool_or(changes) AS must_be_there,
+        bool_or(is_upsert) AS may_be_there, bool_or(changes) AS in_flight
+    FROM (
+        SELECT arrived.*, coalesce(asked > happened, false) OR sending.document IS NOT NULL AS changes
+        FROM arrived SEMI JOIN latest USING (document, happened)
+        LEFT JOIN again USING (document) LEFT JOIN sending USING (document)
+    ) GROUP BY document
+"""
+"""SQL for one row per id: its last delivery, or several of the same wave, whose order is unknown."""
+
+_EACH: Final = """
+    SELECT any_value(document) AS document, any_value(source) AS source, any_value(destination) AS destination,
+        hash, hash AS other_hash, NOT bool_or(coalesce(asked > arrived.happened, false)) AS must_be_there,
+        true AS may_be_there,
+        bool_or(coalesce(asked > arrived.happened AND asked > latest.happened, false)) AS in_flight
+    FROM arrived JOIN latest USING (document) LEFT JOIN again USING (document) GROUP BY hash
+"""
+"""SQL for one row per delivery."""
+
+
+class Difference(NamedTuple):
+    """A delivery that is not at its destination as the ledger has it.
+
+    Attributes:
+        kind: ``missing``: it is not there. ``changed``: another content, or another delivery, is there. ``extra``: it
+            is there, and the ledger has it as deleted, or does not have it.
+        destination: name of the node that delivered it.
+        document, source, hash: of the delivery; of what is extra, as the destination has them.
+        why: what was found.
+    """
+
+    kind: str
+    destination: str
+    document: str
+    source: str
+    hash: str
+    why: str
+
+
+class ComparisonCounts(NamedTuple):
+    """Numbers of a comparison.
+
+    Attributes:
+        expected: deliveries that must be there.
+        in_flight: deliveries that are being sent, or sent again, and were not compared.
+        unknown: deliveries whose content could not be compared, because the destination keeps no hash of it.
+        others: records that this plan did not write.
+    """
+
+    expected: int
+    in_flight: int
+    missing: int
+    changed: int
+    extra: int
+    unknown: int
+    others: int
+
+
+class Comparison:
+    """Compares the deliveries to one target.
+
+    Args:
+        view: the state's tables.
+        destinations: names of the nodes that write to the target.
+        keyed: whether the target keeps one record per id.
+    """
+
+    def __init__(self, view: View, destinations: Sequence[str], *, keyed: bool) -> None:
+        self._view = view
+        self._names = quote_list(destinations)
+        self._keyed = keyed
+        self._match = "s.id = e.document" if keyed else "s.hash = e.hash"
+
+    def expect(self, since: int = 0) -> int:
+        """Collect the deliveries that must be there; return their number.
+
+        Args:
+            since: only documents that were delivered in this wave or later.
+        """
+        at, restarted = f"destination IN {self._names}", f"status = '{Status.RESTART}'"
+        asked = f"({restarted} OR status = '{Status.FORCE}')" if self._keyed else restarted
+        if not self._keyed:  # of a log, only a repair replaces a delivery by another one
+            asked += f" AND starts_with(message, '{REPAIR}')"
+        sent = f"status = '{Status.INDEXED}' AND ordinal <> {ORDINAL_STEPS}"  # not: "unchanged", which was not sent
+        columns = f"document, source, destination, delivery_hash AS hash, wave, {_ORDER} AS happened"
+        for name, query in {
+            "arrived": f"""
+                SELECT {columns}, operation = 'upsert' AS is_upsert FROM ledger
+                WHERE {at} AND {sent} AND NOT starts_with(version, '{RANGE}')
+            """,
+            "latest": "SELECT document, max(happened) AS happened FROM arrived GROUP BY document",
+            "again": f"SELECT document, max({_ORDER}) AS asked FROM ledger WHERE {at} AND {asked} GROUP BY document",
+            "sending": f"SELECT DISTINCT document FROM waiting WHERE {at} AND due IS NOT NULL",
+            "expected": _LAST_OF_EACH_ID if self._keyed else _EACH,
+        }.items():
+            self._view.keep(name, query)
+        if since:
+            of_waves = f"SELECT document FROM arrived WHERE wave >= {since}"
+            self._view.keep("expected", f"SELECT * FROM expected WHERE document IN ({of_waves})")
+        return self._count("expected WHERE must_be_there")
+
+    def draw_sample(self, size: int, seed: int) -> list[str]:
+        """Keep only so many of the expected deliveries, drawn at random; return their ids."""
+        self._view.keep(
+            "expected",
+            f"""
+            SELECT * FROM expected WHERE must_be_there ORDER BY hash(document || '{seed}') LIMIT {size}
+        """,
+        )
+        return self.expected_ids()
+
+    def expected_ids(self) -> list[str]:
+        """Return the ids of the expected documents."""
+        return [row["document"] for row in self._view.iter_rows("SELECT DISTINCT document FROM expected")]
+
+    def load(self, inventory: Iterable[Stored]) -> None:
+        """Read the destination's inventory."""
+        self._view.load("stored", STORED, _batches(inventory))
+
+    def restrict(self, ids: Collection[str]) -> None:
+        """Compare only documents with these ids from now on."""
+        self._load_texts("wanted", id=ids)
+        self._view.keep("expected", "SELECT * FROM expected WHERE document IN (SELECT id FROM wanted)")
+
+    def differ(self, of_plan: Mapping[str, str], *, extra: bool) -> None:
+        """Find the differences; ``counts`` and ``differences`` return them.
+
+        Args:
+            of_plan: hash -> destination of the stored records that the ledger does not have, but that this destination
+                of the plan wrote.
+            extra: whether to look for what should not be there: not if only a part was expected.
+        """
+        joined = f"stored s FULL JOIN expected e ON {self._match}"
+        self._load_texts("of_plan", hash=of_plan.keys(), destination=of_plan.values())
+        self._view.keep(
+            "found",
+            f"""
+            SELECT 'missing' AS kind, e.destination, e.document, e.source, e.hash, 'it is not there' AS why
+            FROM {joined} WHERE s.id IS NULL AND e.must_be_there
+            UNION ALL
+            SELECT 'changed', e.destination, e.document, e.source, e.hash,
+                CASE WHEN s.hash NOT IN (e.hash, e.other_hash) THEN 'another delivery is there'
+                ELSE 'its content was changed' END
+            FROM {joined}
+            WHERE e.must_be_there AND (s.hash NOT IN (e.hash, e.other_hash) OR s.intact = false)
+            UNION ALL
+            SELECT 'extra', coalesce(e.destination, p.destination), s.id, s.source, s.hash,
+                CASE WHEN e.document IS NULL THEN 'the ledger does not have it' ELSE 'it was deleted' END
+            FROM {joined} LEFT JOIN ledger_hashes l ON l.hash = s.hash LEFT JOIN of_plan p ON p.hash = s.hash
+            LEFT JOIN sending f ON f.document = s.id
+            WHERE {extra} AND s.id IS NOT NULL AND NOT coalesce(e.may_be_there OR e.in_flight, false)
+                AND f.document IS NULL AND (p.hash IS NOT NULL OR (l.hash IS NOT NULL AND e.document IS NOT NULL))
+        """,
+        )
+
+    def unknown_records(self) -> Iterator[dict[str, Any]]:
+        """Yield the stored records that the ledger does not have: ``id``, ``hash``, ``source``, ``version``,
+        ``route``."""
+        self._view.keep(
+            "ledger_hashes", f"SELECT DISTINCT delivery_hash AS hash FROM ledger WHERE destination IN {self._names}"
+        )
+        return self._view.iter_rows("SELECT s.* FROM stored s ANTI JOIN ledger_hashes l ON s.hash = l.hash")
+
+    def highest_revision(self) -> int:
+        """Return the highest revision of a delivery to the target."""
+        [row] = self._view.rows(f"SELECT max(revision) AS highest FROM ledger WHERE destination IN {self._names}")
+        return int(row["highest"] or 0)
+
+    def keep_repeated(self, earlier: pa.Table) -> None:
+        """Keep only differences that an earlier look found, too."""
+        self._view.load("earlier", earlier.schema, earlier.to_batches())
+        self._view.keep("found", "SELECT f.* FROM found f SEMI JOIN earlier e USING (kind, document, hash)")
+
+    def counts(self) -> ComparisonCounts:
+        """Count what was found."""
+        kinds = {
+            row["kind"]: row["n"] for row in self._view.rows("SELECT kind, count(*) AS n FROM found GROUP BY kind")
+        }
+        return ComparisonCounts(
+            expected=self._count("expected WHERE must_be_there"),
+            in_flight=self._count("expected WHERE in_flight"),
+            **{kind: kinds.get(kind, 0) for kind in ("missing", "changed", "extra")},
+            unknown=self._count(f"stored s JOIN expected e ON {self._match} WHERE s.intact IS NULL"),
+            others=self._count(
+                "stored s ANTI JOIN ledger_hashes l ON s.hash = l.hash WHERE s.hash NOT IN (SELECT hash FROM of_plan)"
+            ),
+        )
+
+    def differences(self, limit: int) -> pa.Table:
+        """Return the first differences, by kind and id, in the columns of ``Difference``."""
+        rows = self._view.rows(f"SELECT * FROM found ORDER BY kind, document, hash LIMIT {limit}")
+        return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in Difference._fields})
+
+    def _load_texts(self, table: str, **columns: Iterable[str]) -> None:
+        rows = pa.table({name: pa.array(list(texts), pa.string()) for name, texts in columns.items()})
+        self._view.load(table, rows.schema, rows.to_batches())
+
+    def _count(self, what: str) -> int:
+        [row] = self._view.rows(f"SELECT count(*) AS n FROM {what}")
+        return int(row["n"])
+
+
+def _batches(inventory: Iterable[Stored]) -> Iterator[pa.RecordBatch]:
+    records = iter(inventory)
+    while some := list(islice(records, _BATCH)):
+        ids, hashes, intact, sources, versions, routes = zip(*some, strict=True)
+        columns = [map(_text, ids), hashes, intact, map(_text, sources), versions, map("/".join, routes)]
+        yield pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, STORED, strict=True)], schema=STORED)
+
+
+def _text(text: str) -> str:
+    """Return text that a table can hold: with ``?`` for half a character."""
+    return text if text.isascii() else text.encode(errors="replace").decode()

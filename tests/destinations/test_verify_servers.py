@@ -1,0 +1,190 @@
+"""``verify`` on real servers: a hundred differences of each kind are found and repaired, and nothing else is said."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import urllib3
+
+from ferryman.destinations import Destination, OpenSearch, Solr, Sql
+from ferryman.plan import Plan
+from ferryman.sources import Memory
+from ferryman.verification import Verification, verify
+from tests.destinations.postgres import Database, database, postgres
+from tests.destinations.search_index import SearchIndex, index, opensearch
+from tests.servers.solr import SolrServer
+from tests.support.plan_world import PlanWorld
+
+__all__ = ["database", "index", "opensearch", "postgres"]
+
+IDS = [f"library/shelf-{n % 7}/volume-{n:04d}-of-the-catalogue" for n in range(500)]
+CHANGED, OLDER, LOST, DELETED = IDS[:100], IDS[100:200], IDS[200:300], IDS[300:400]
+
+_pool = urllib3.PoolManager()
+
+
+class Store(Protocol):
+    """A target, as somebody else may change it."""
+
+    def save(self) -> None:
+        """Keep a copy of what is there."""
+
+    def change(self, ids: Sequence[str]) -> None:
+        """Write another title, and nothing else."""
+
+    def lose(self, ids: Sequence[str]) -> None:
+        """Delete documents."""
+
+    def put_back(self, ids: Sequence[str]) -> None:
+        """Write documents as they were when the copy was made."""
+
+
+class InPostgres:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def save(self) -> None:
+        self._database.query("CREATE TABLE saved AS SELECT * FROM documents")
+
+    def change(self, ids: Sequence[str]) -> None:
+        for share, statement in enumerate(
+            (
+                "SET title = 'other'",
+                "SET fields = jsonb_set(fields, '{price}', '1.26')",
+                "SET text = text || '.'",
+                "SET rank = rank + 1",
+            )
+        ):
+            self._database.query(f"UPDATE documents {statement} WHERE id = ANY(%s)", list(ids[share::4]))
+
+    def lose(self, ids: Sequence[str]) -> None:
+        self._database.query("DELETE FROM documents WHERE id = ANY(%s)", list(ids))
+
+    def put_back(self, ids: Sequence[str]) -> None:
+        self.lose(ids)
+        self._database.query("INSERT INTO documents SELECT * FROM saved WHERE id = ANY(%s)", list(ids))
+
+
+class InOpenSearch:
+    def __init__(self, index: SearchIndex) -> None:
+        self._index = index
+
+    def save(self) -> None:
+        self._saved = self._index.documents()
+
+    def change(self, ids: Sequence[str]) -> None:
+        now = self._index.documents()
+        self._write([({"index": {"_id": id}}, {**now[id], "title": "other"}) for id in ids])
+
+    def lose(self, ids: Sequence[str]) -> None:
+        self._write([({"delete": {"_id": id}},) for id in ids])
+
+    def put_back(self, ids: Sequence[str]) -> None:
+        self._write([({"index": {"_id": id}}, self._saved[id]) for id in ids])
+
+    def _write(self, operations: Sequence[tuple[Any, ...]]) -> None:
+        body = "".join(json.dumps(line) + "\n" for lines in operations for line in lines)
+        url, headers = f"{self._index.url}/{self._index.name}/_bulk", {"content-type": "application/x-ndjson"}
+        answer = json.loads(_pool.request("POST", url, body=body.encode(), headers=headers).data)
+        assert not answer["errors"], answer
+
+
+class InSolr:
+    """Whose content is not compared, so that another delivery stands in the place of a changed one."""
+
+    def __init__(self, solr: SolrServer, name: str) -> None:
+        self._solr = solr
+        self._name = name
+
+    def save(self) -> None:
+        self._saved = {each["id"]: each for each in self._solr.documents(self._name)}
+
+    def change(self, ids: Sequence[str]) -> None:
+        self._add([{**self._saved[id], "ferryman_hash_s": "f" * 32} for id in ids])
+
+    def lose(self, ids: Sequence[str]) -> None:
+        self._post({"delete": list(ids)})
+
+    def put_back(self, ids: Sequence[str]) -> None:
+        self._add([self._saved[id] for id in ids])
+
+    def _add(self, documents: Sequence[dict[str, Any]]) -> None:
+        self._post([{name: value for name, value in each.items() if name != "_version_"} for each in documents])
+
+    def _post(self, body: Any) -> None:
+        url = f"{self._solr.url}/{self._name}/update?commit=true"
+        answer = _pool.request("POST", url, body=json.dumps(body), headers={"content-type": "application/json"})
+        assert answer.status == 200, answer.data
+
+
+def check_differences(
+    folder: Path, destination: Destination, store: Store, names: Sequence[str] = ("title", "price", "rank")
+) -> None:
+    """Seed a hundred differences of each kind; find, repair, and look again.
+
+    Args:
+        names: of a field of text, one of decimal numbers, and one of integers.
+    """
+    title, price, rank = names
+
+    def build(world: PlanWorld) -> Plan:
+        plan = Plan("catalogue", version=1)
+        plan.source("docs", Memory(world.documents, max_deleted=1.0)).destination("out", destination, backoff=0)
+        return plan
+
+    def look(**options: Any) -> Verification:
+        return verify(world.plan, state=world.state, **options)
+
+    world = PlanWorld(folder, build)
+    world.put(*IDS, **{title: "Henry", price: 1.250, rank: 3})
+    assert world.run().exit == 0
+    store.save()
+    world.put(*OLDER, text="newer", **{title: "Henry", price: 1e20, rank: 4})
+    world.drop(*DELETED)
+    assert world.run().exit == 0
+    assert look().exit == 0
+    store.change(CHANGED)
+    store.put_back([*OLDER, *DELETED])
+    store.lose(LOST)
+    found = look(repair=True, delete_extra=True)
+    [target] = found.targets
+    expected = {("changed", id) for id in (*CHANGED, *OLDER)} | {("missing", id) for id in LOST}
+    expected |= {("extra", id) for id in DELETED}
+    assert Counter((each.kind, each.document) for each in target.differences) == Counter(expected)
+    assert (found.repaired, found.unrepairable) == (400, [])
+    done = world.run()
+    assert (done.exit, done.delivered, done.deleted) == (0, 300, 100)
+    assert look().exit == 0
+    assert target.counts is not None
+    assert target.counts.expected == 400
+
+
+@pytest.mark.server
+def test_postgresql(tmp_path: Path, database: Database) -> None:
+    """Hand edits of text, JSON and copied columns; numbers that PostgreSQL prints in another way are none."""
+    columns = {"title": "title", "price": "price", "rank": "rank"}
+    destination = Sql(database.url, columns=columns)
+    destination.check()
+    database.query("ALTER TABLE documents ALTER COLUMN price TYPE numeric(30, 4) USING price::numeric")
+    database.query("ALTER TABLE documents ALTER COLUMN rank TYPE integer USING rank::integer")
+    check_differences(tmp_path, destination, InPostgres(database))
+
+
+@pytest.mark.server
+def test_opensearch(tmp_path: Path, index: SearchIndex) -> None:
+    """A document that was written again has another version, and perhaps another content."""
+    check_differences(tmp_path, OpenSearch(index.url, index.name), InOpenSearch(index))
+
+
+@pytest.mark.server
+def test_solr(tmp_path: Path, server: Callable[[str], Any]) -> None:
+    """Ids and hashes are compared."""
+    solr: SolrServer = server("solr")
+    name = f"verify-{tmp_path.name}"
+    solr.collection(name)
+    check_differences(tmp_path, Solr(f"{solr.url}/{name}"), InSolr(solr, name), ("title_s", "price_s", "rank_l"))
