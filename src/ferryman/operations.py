@@ -371,8 +371,11 @@ def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
 
 @explain_errors_of_state
 def status(plan: Plan, *, state: str | StatePath | None = None) -> dict[str, Any]:
-    """Return the counts of the plan's documents and deliveries, as ``ferryman status --json`` shows them."""
-    return account.status(state_root(plan, state), plan)
+    """Return the counts of the plan's documents and deliveries, the active run, and what pending deliveries wait for,
+    as ``ferryman status --json`` shows them."""
+    root = state_root(plan, state)
+    counts = account.status(root, plan)
+    return {**counts, **account.activity(root, plan, counts)}
 
 
 @explain_errors_of_state

@@ -51,8 +51,8 @@ def test_in_a_pipe_each_phase_and_each_settled_wave_is_one_line() -> None:
 
     assert stream.getvalue().splitlines() == [
         "wave 3: scan: 1 300 documents listed, 0.0 s",
-        "wave 3: deliver: 1 202 sent, 0.0 s",
-        "wave 3: 1 200 delivered, 0 pending, 2 failed or rejected",
+        "wave 3: deliver: 1 202 deliveries sent, 0.0 s",
+        "wave 3: deliveries: 1 200 delivered, 0 pending, 2 failed or rejected",
     ]
 
 
@@ -135,11 +135,11 @@ def test_verbose_tells_when_a_phase_begins() -> None:
 
     assert stream.getvalue().splitlines() == [
         "wave 3: scan",
-        "wave 3: 1 202 documents processed",
+        "wave 3: 1 202 deliveries to send",
         "wave 3: scan: 1 300 documents listed, 0.0 s",
         "wave 3: deliver",
-        "wave 3: deliver: 1 202 sent, 0.0 s",
-        "wave 3: 1 200 delivered, 0 pending, 2 failed or rejected",
+        "wave 3: deliver: 1 202 deliveries sent, 0.0 s",
+        "wave 3: deliveries: 1 200 delivered, 0 pending, 2 failed or rejected",
     ]
 
 
@@ -188,7 +188,7 @@ def test_the_bar_adds_up() -> None:
     task = progress.tasks[0]
     assert task.description.startswith("wave 3: deliver: 1 202")
     assert (task.completed, task.total) == (1402, 1502)
-    assert task.fields["figures"] == "1 400 delivered, 100 pending, 2 failed or rejected, 140/s"
+    assert task.fields["figures"] == "deliveries: 1 400 delivered, 100 pending, 2 failed or rejected, 140/s"
 
 
 def test_a_message_above_the_bar_is_not_wrapped() -> None:

@@ -34,6 +34,7 @@ from ferryman.cli.options import (
 )
 from ferryman.cli.terminal import CODE, Interrupt
 from ferryman.errors import UsageError, message_of
+from ferryman.observe import format_count, plural
 from ferryman.storage.files import StatePath, exists, list_names
 
 if TYPE_CHECKING:
@@ -354,7 +355,9 @@ def print_summary(
     )
     for count, status in unfinished:
         if count:
-            _print_examples(root, loaded, status, f"{count} {_spaced(status)}", many=count > EXAMPLES)
+            by_reason = terminal.next_command("deliveries", plan, "--status", status, "--by", "reason", state=state)
+            heading = f"{format_count(count)} {_spaced(status)}"
+            _print_examples(root, loaded, status, heading, by_reason, many=count > EXAMPLES)
     for count, status in unfinished[:3]:
         if count:
             listing = terminal.next_command("deliveries", plan, "--status", status, state=state)
@@ -387,34 +390,43 @@ def _spaced(status: str) -> str:
 
 
 def _describe_counts(summary: Summary) -> str:
-    """Format the counts: ``2 waves: 1200 delivered, 4 deleted, 3 dropped``."""
+    """Format the counts of deliveries: ``2 waves: 1 200 delivered, 4 deleted, made of 600 documents``."""
     if not summary.waves:
         unfinished = summary.exit in (1, 2, 4)  # messages named it: deletes, documents, an incomplete listing
         return "Nothing was delivered." if unfinished else "Nothing has changed since the last run."
-    waves = "1 wave" if summary.waves == 1 else f"{summary.waves} waves"
-    deleted = f", {summary.deleted} deleted" if summary.deleted else ""
-    dropped = f", {summary.dropped} dropped" if summary.dropped else ""
-    return f"{waves}: {summary.delivered} delivered{deleted}{dropped}"
+    counts = [f"{format_count(summary.delivered)} delivered"]
+    counts += [
+        f"{format_count(n)} {word}" for n, word in ((summary.deleted, "deleted"), (summary.dropped, "dropped")) if n
+    ]
+    documents = plural(summary.documents, "document", "documents")
+    origin = f", made of {documents}" if summary.delivered > summary.documents > 0 else ""
+    return f"{plural(summary.waves, 'wave', 'waves')}: {', '.join(counts)}{origin}"
 
 
-def _print_examples(root: StatePath, plan: Plan, status: str, heading: str, *, many: bool) -> None:
-    """Print the newest documents of a status, each with its reason; of many, the most frequent reasons."""
+def _print_examples(root: StatePath, plan: Plan, status: str, heading: str, by_reason: str, *, many: bool) -> None:
+    """Print the newest documents of a status, each with its reason; of many, the most frequent reasons.
+
+    Args:
+        by_reason: command that lists all reasons.
+    """
     from ferryman import account
     from ferryman.records.rows import reason_of
     from ferryman.state.state import COUNTED
 
     if many and not exists(root / COUNTED):  # not for a large state: it would take seconds after each run
-        reasons = account.reasons(root, status=status, limit=REASONS, plan=plan)
+        reasons = account.reasons(root, status=status, limit=None, plan=plan)
         terminal.print_line(heading + (":" if reasons else ""))
-        for row in reasons:
-            terminal.print_line(
-                f"  {row['deliveries']}: {row['reason'] or 'not sent yet'} (one of them: {row['example']})"
-            )
+        for row in reasons[:REASONS]:
+            reason = row["reason"] or "committed, and not sent yet"
+            terminal.print_line(f"  {format_count(row['deliveries'])}: {reason} (one of them: {row['example']})")
+        if rest := reasons[REASONS:]:
+            deliveries = plural(sum(row["deliveries"] for row in rest), "delivery", "deliveries")
+            terminal.print_line(f"  and {plural(len(rest), 'more reason', 'more reasons')}, {deliveries}: {by_reason}")
         return
     rows = account.deliveries(root, status=status, limit=EXAMPLES, plan=plan)
     terminal.print_line(heading + (", the newest of them:" if rows else ""))
     for row in rows:
         target = f" for {row['destination']}" if row["destination"] else ""
-        no_message = "not sent yet" if row["status"] == "BATCHED" else "no reason was given"
+        no_message = "committed, and not sent yet" if row["status"] == "BATCHED" else "no reason was given"
         reason = reason_of(row["message"] or no_message).removeprefix(f"{row['document']}: ")
         terminal.print_line(f"  {row['document']}{target}: {reason}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self, TextIO
 
-from ferryman.observe import Forwarding, Observer, one_line
+from ferryman.observe import Forwarding, Observer, format_count, one_line
 
 PAD_MAX = 48
 """Width up to which columns are padded, so that one very long id does not push the others out of sight."""
@@ -59,12 +59,24 @@ def print_json_array(values: Iterable[Any]) -> None:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table: ruled on a terminal, aligned with blanks in a pipe. Columns of numbers are right-aligned."""
-    cells = [[one_line("" if value is None else value) for value in row] for row in rows]
-    numeric = [bool(cells) and all(row[i].isdigit() or not row[i] for row in cells) for i in range(len(headings))]
+    values = [list(row) for row in rows]
+    cells = [[_format_cell(value) for value in row] for row in values]
+    numeric = [
+        bool(values) and all(isinstance(row[i], int) or str(row[i] or "0").isdigit() for row in values)
+        for i in range(len(headings))
+    ]
     if sys.stdout.isatty():
         _print_ruled(headings, cells, numeric)
     else:
         _print_aligned(headings, cells, numeric)
+
+
+def _format_cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return format_count(value)
+    return one_line(value)
 
 
 def _print_ruled(headings: Sequence[str], cells: list[list[str]], numeric: list[bool]) -> None:
