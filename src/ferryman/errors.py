@@ -169,7 +169,7 @@ class StateDamaged(StateFolderError):
     def __str__(self) -> str:
         return (
             f"{self.path}: {self.what}. Nothing was overwritten. Restore this file from a copy; "
-            "`ferryman fsck` lists everything that is damaged."
+            "`ferryman fsck PLAN` lists everything that is damaged."
         )
 
 

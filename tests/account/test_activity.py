@@ -159,6 +159,21 @@ def test_retry_has_an_endless_run_ask_a_destination_at_once(trial: PlanWorld) ->
     assert trial.counts() == {"delivered": 1}
 
 
+def test_an_id_that_is_not_known_suggests_the_nearest_ones(trial: PlanWorld) -> None:
+    """Another case, a part of it, a slip of the pen; nothing where nothing is near."""
+    trial.build()
+    trial.put("Letters/to my mother.txt", "Letters/to my father.txt", "invoice.pdf")
+    trial.run()
+
+    def near(id: str) -> list[str]:
+        return account.nearest_documents(trial.root, id, trial.plan)
+
+    assert near("letters/to my mother.txt")[0] == "Letters/to my mother.txt"
+    assert near("to my father.txt") == ["Letters/to my father.txt"]
+    assert near("invioce.pdf") == ["invoice.pdf"]
+    assert near("zzzz") == []
+
+
 def test_asking_who_holds_a_lock_keeps_nobody_out(place: Path) -> None:
     """While it is asked again and again, the lock can be taken; who held it last is known."""
     path = place / "lock"

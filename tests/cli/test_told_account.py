@@ -189,3 +189,17 @@ def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.Captu
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["2025-01-31", "12:00:00", "1", "a.txt", "index", "upsert", "ERROR", "1", "down"]
     assert lines[-1] == "a.txt: version 00ff, revision 1, from source files"
+
+
+def test_history_suggests_ids_in_commands_that_can_be_typed(
+    fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An id with a blank is quoted."""
+    fake(
+        "ferryman.account",
+        history=lambda root, document, plan: [],
+        nearest_documents=lambda root, document, plan: ["to my mother.txt"],
+    )
+
+    assert start(["history", "plan.py", "mother.txt"]) == 2
+    assert "Nearest: `ferryman history plan.py 'to my mother.txt'`." in capsys.readouterr().err

@@ -10,6 +10,7 @@ from ferryman.account.queries import deliveries as deliveries
 from ferryman.account.queries import history as history
 from ferryman.account.queries import iter_deliveries as iter_deliveries
 from ferryman.account.queries import joined_documents as joined_documents
+from ferryman.account.queries import nearest_documents as nearest_documents
 from ferryman.account.queries import outstanding as outstanding
 from ferryman.account.queries import pending_reasons as pending_reasons
 from ferryman.account.queries import reasons as reasons

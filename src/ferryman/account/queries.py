@@ -338,6 +338,24 @@ def history(root: StatePath, document: str, plan: Plan | None = None) -> list[di
     return _query(root, plan, lambda view: view.rows(query, {"document": document}))
 
 
+def nearest_documents(root: StatePath, document: str, plan: Plan | None = None, *, limit: int = 3) -> list[str]:
+    """Return the known ids that are most like this one: ids that contain it, or that it contains, first."""
+    query = f"""
+        SELECT id FROM (
+            SELECT document AS id FROM ledger UNION SELECT document FROM unsent UNION SELECT document FROM documents
+        ) WHERE id <> '' AND id IS NOT NULL AND (
+            jaro_winkler_similarity(lower(id), lower($document)) >= {_SIMILAR} OR contains(lower(id), lower($document))
+            OR contains(lower($document), lower(id))
+        ) ORDER BY contains(lower(id), lower($document)) DESC,
+            jaro_winkler_similarity(lower(id), lower($document)) DESC, id LIMIT {int(limit)}
+    """
+    return [row["id"] for row in _query(root, plan, lambda view: view.rows(query, {"document": document}))]
+
+
+_SIMILAR: Final = 0.8
+"""Least similarity (1: equal) of an id that is suggested for one that is not known."""
+
+
 def joined_documents(root: StatePath, join: str, entry: str, plan: Plan | None = None) -> list[str]:
     """Return the documents that a join has made of this entry of one of its inputs."""
     query = """

@@ -282,8 +282,13 @@ def history(
     if json:
         print_json(events)
     if not events:
+        nearest = account.nearest_documents(root, document, loaded) if has_run(root) else []
+        commands = ", ".join(f"`{next_command('history', plan, each, state=state)}`" for each in nearest)
+        meant = f" Nearest: {commands}." if nearest else ""
         listing = next_command("deliveries", plan, state=state)
-        raise UsageError(f"{document}: there is no such document in the state {root}. `{listing}` lists its documents.")
+        raise UsageError(
+            f"{document}: there is no such document in the state {root}.{meant} `{listing}` lists its documents."
+        )
     if not json:
         _print_rows(events, ("created", "wave", "document", "destination", "operation", "status", "attempt", "message"))
         _print_tracebacks(events)
@@ -598,7 +603,7 @@ def _print_report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str,
     from ferryman import account
 
     ran = has_run(root)
-    _print_status(found, account.waves(root, plan=plan) if ran else [], ran, next_command("run", spec, state=state))
+    _print_status(found, account.waves(root, plan=plan) if ran else [], ran, spec, state)
     if any(numbers["pending"] for numbers in found["destinations"].values()):
         print_unread(plan, root)
         again = next_command("run" if found["running"] is None else "retry", spec, state=state)
@@ -675,13 +680,13 @@ def _print_pending(reasons: list[dict[str, Any]], is_active: bool) -> None:
     print_line()
 
 
-def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool, run_command: str) -> None:
+def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool, spec: str, state: str | None) -> None:
     waves_text = "1 wave" if found["waves"] == 1 else f"{format_count(found['waves'])} waves"
     print_line(f"plan {found['plan']}, version {found['version']}: {waves_text}")
     if (running := found["running"]) is not None:
         print_line(describe_run(running))
     elif ran:
-        print_line(f"No run is active. Next: {run_command}")
+        print_line(f"No run is active. Next: {next_command('run', spec, state=state)}")
     print_line()
     listed = {name: numbers for name, numbers in found["sources"].items() if "lag" not in numbers}
     if listed:
@@ -715,7 +720,8 @@ def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool,
     else:
         print_line(
             "NOT BALANCED: some deliveries are unaccounted for. If a destination was added with --accept-changes, "
-            "`ferryman retry --force` sends it the existing documents; otherwise `ferryman fsck` looks for damage."
+            f"`{next_command('retry', spec, '--force', state=state)}` sends it the existing documents; otherwise "
+            f"`{next_command('fsck', spec, state=state)}` looks for damage."
         )
 
 

@@ -77,7 +77,7 @@ def show(
 
     loaded = load(plan)
     if counts and format is not Format.SVG:
-        raise UsageError("--counts goes with --format svg; `ferryman status` shows them as text.")
+        raise UsageError("--counts goes with --format svg; `ferryman status PLAN` shows them as text.")
     match format:
         case Format.TEXT:
             print_block(picture.text(loaded))

@@ -125,7 +125,7 @@ def demo(
     plan = load_plan(str(file))
     began = time.monotonic()
     options: RunOptions = {"master": master, "conf": spark_settings(conf)}
-    root, summary = run_plan(plan, file.absolute(), str(state), options, verbose=verbose)
+    root, summary = run_plan(plan, str(file), str(state), options, verbose=verbose)
     code = _print_results(summary, root, plan, time.monotonic() - began)
     _print_searches(directory / "index.db")
     _print_next_steps(directory)

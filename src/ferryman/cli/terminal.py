@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -116,6 +117,24 @@ def next_command(verb: str, plan: str, *rest: str, state: str | None = None) -> 
     """Return a command the user can type next, quoted for a shell: ``ferryman deliveries plan.py --status failed``."""
     state_option = ["--state", str(state)] if state is not None else []
     return f"{program_name()} {shlex.join([*verb.split(), plan, *state_option, *rest])}"
+
+
+_COMMAND: Final = re.compile(r"(?<!`)`ferryman ([^`]+)`(?!`)")
+
+
+_PLAN: Final = re.compile(r"\bPLAN\b")
+
+
+def complete_commands(text: str, plan: str | None, state: str | None) -> str:
+    """Put what the user typed into the commands of a message: ``PLAN`` becomes the plan, with its ``--state``.
+
+    Args:
+        plan: the PLAN argument; None: there is none.
+    """
+    if plan is None:
+        return text
+    typed = shlex.join([plan, *(["--state", state] if state is not None else [])])
+    return _COMMAND.sub(lambda found: f"`{program_name()} {_PLAN.sub(lambda _: typed, found[1])}`", text)
 
 
 def program_name() -> str:

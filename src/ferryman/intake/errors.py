@@ -39,7 +39,7 @@ class ItemLocked(StateError):
     def __str__(self) -> str:
         return (
             f"{self.path}: somebody is working at it, and holds this lock. Nothing was changed. Wait until it is "
-            "released; `ferryman intake unlock` takes it away."
+            "released; `ferryman intake unlock ID` takes it away."
         )
 
 

@@ -330,7 +330,7 @@ def access(
 ) -> None:
     """Ask for a zip of delivered originals; without OBJECT, list access requests.
 
-    It is put together by `ferryman intake serve`, small ones apart from large ones, and lies ready for a week. The
+    It is put together by `ferryman intake serve PLAN`, small ones apart from large ones, and lies ready for a week. The
     token says when it is expected, and then where it is.
     """
     longest_s = seconds("--wait", wait)

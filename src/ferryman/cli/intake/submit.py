@@ -102,7 +102,7 @@ def submit(
     """Hand in a batch.
 
     A file, a container (zip, tar), a manifest (a list of URLs, CSV or JSON lines), or a manifest of manifests or of
-    containers. The batch waits in the queue until `ferryman intake serve` takes it up; what is printed is its id.
+    containers. The batch waits in the queue until `ferryman intake serve PLAN` takes it up; what is printed is its id.
 
     The lines of a manifest that have one local_id become one job, and a line without any one of its own; of an
     object-manifest all lines are one object.
