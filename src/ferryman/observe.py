@@ -9,6 +9,7 @@ import contextlib
 import datetime as dt
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -647,6 +648,17 @@ class BestEffortStream:
 
 
 # --- choosing the observer ---
+
+
+def default_observer() -> Observer:
+    """Return what ``ferryman.run`` shows its progress with unless it is given an observer: lines on stderr in a
+    notebook, which shows them below the cell; nothing elsewhere."""
+    return LineProgress(BestEffortStream(sys.stderr)) if _in_notebook() else Silent()
+
+
+def _in_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
 
 
 @contextlib.contextmanager

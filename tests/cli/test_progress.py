@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -15,6 +17,7 @@ from ferryman.observe import (
     Observer,
     Pace,
     Silent,
+    default_observer,
     duration,
     logging_to,
     one_line,
@@ -225,3 +228,14 @@ def test_observers_bear_any_order(observer: Observer) -> None:
     observer.message("")
     observer.staged(0)
     observer.phase(0, "")
+
+
+def test_a_notebook_shows_progress_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``ferryman.run`` writes lines below the cell; in a program, and in IPython on a terminal, nothing."""
+    shells = {"a program": None, "a terminal": SimpleNamespace(), "a notebook": SimpleNamespace(kernel=object())}
+    for name, shell in shells.items():
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
+        default_observer().message("wave 1")
+        assert capsys.readouterr().err == ("wave 1\n" if name == "a notebook" else "")

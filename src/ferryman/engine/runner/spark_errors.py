@@ -27,6 +27,12 @@ _NO_FERRYMAN_REMEDY: Final = (
     "one along with --conf spark.archives=…"
 )
 
+_OTHER_PYTHON: Final = "PYTHON_VERSION_MISMATCH"
+_OTHER_PYTHON_REMEDY: Final = (
+    "The session was made with PYSPARK_PYTHON naming another Python, or none. Before it is made, say "
+    "os.environ['PYSPARK_PYTHON'] = sys.executable; on a cluster, name a Python of this version that the executors have"
+)
+
 _NO_MODULE_REMEDY: Final = (
     "The plan needs it, and the Python of an executor does not find it: put it beside the plan file or the program, "
     "which sends it, install it there, or send it with --conf spark.submit.pyFiles=…"
@@ -39,6 +45,8 @@ def describe_spark_error(error: BaseException) -> str:
     if (line := _worker_error_line(lines)) is not None:
         if _NO_FERRYMAN in line:
             return f"{line}. {_NO_FERRYMAN_REMEDY}"
+        if _OTHER_PYTHON in line:
+            return f"{line.rstrip('.')}. {_OTHER_PYTHON_REMEDY}"
         return f"{line}. {_NO_MODULE_REMEDY}" if line.startswith("ModuleNotFoundError: ") else line
     lines = [line.strip() for line in lines]
     causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
