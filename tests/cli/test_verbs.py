@@ -129,9 +129,8 @@ def test_check_asks_the_destinations_if_it_shall(
         from ferryman.sources import Memory
 
         plan = Plan("two", version=1)
-        docs = plan.source("docs", Memory([]))
-        docs.destination("index", Sql("sqlite:///index.db"))
-        docs.destination("away", OpenSearch("http://127.0.0.1:1", "plays"))
+        plan.source("docs", Memory([])).destination("index", Sql("sqlite:///index.db"))
+        plan.source("more", Memory([])).destination("away", OpenSearch("http://127.0.0.1:1", "plays"))
         """,
     )
     assert start(["plan", "check", str(file), "--connect"]) == 4
