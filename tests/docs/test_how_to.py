@@ -33,6 +33,9 @@ PAGES = [
     "keep-an-error-queue",
     "call-a-step-once",
     "run-a-model-over-batches",
+    "run-on-a-schedule",
+    "run-in-a-container",
+    "back-up-and-move",
 ]
 """Of which all commands are run, in one shell a page."""
 
