@@ -273,7 +273,8 @@ def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> Non
 def find(connection: sa.Connection, table: str, asked: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
     """Return the rows that match the query, best first."""
     schema, _, name = table.rpartition(".")
-    there = {column["name"] for column in sa.inspect(connection).get_columns(name, schema or None)}
+    with databases.without_warnings():
+        there = {column["name"] for column in sa.inspect(connection).get_columns(name, schema or None)}
     snippet_columns = ", ".join(f"{_in_text(quoted(name))}::text" for name in columns_of(connection, table) or ())
     title = quoted("title") + "::text" if "title" in there else "NULL"
     query, values = _query(asked)
