@@ -12,7 +12,7 @@ UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(ARGS)
 
-.PHONY: help setup demo test-fast test prove lint bench servers docs docs-site requirements release
+.PHONY: help setup demo test-fast test versions prove lint bench servers docs docs-site requirements release
 
 help:  ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,6 +28,9 @@ test-fast: setup  ## run the tests without Spark and without servers, a sample o
 
 test: setup  ## run the tests, except the slow ones
 	$(PYTEST) -m "not slow" $(ARGS)
+
+versions: setup  ## run the fast tests with another Python and other packages: ARGS="3.14 highest" or ARGS="3.12 lowest-direct"
+	@scripts/try-versions $(ARGS)
 
 prove: setup  ## run all tests: every case of every crash point, long runs, random kills; takes hours
 	$(PYTEST) $(ARGS)

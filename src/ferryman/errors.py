@@ -184,7 +184,7 @@ class StateDamaged(StateFolderError):
     def __str__(self) -> str:
         return (
             f"{self.path}: {self.what}. Nothing was overwritten. {self.remedy or _RESTORE}; "
-            "`ferryman fsck` lists everything that is damaged."
+            "`ferryman fsck PLAN` lists everything that is damaged."
         )
 
 

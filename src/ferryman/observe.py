@@ -9,12 +9,14 @@ import contextlib
 import datetime as dt
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 from ferryman.errors import UsageError, single_stops
+from ferryman.limits import GIB, KIB, MIB
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -44,6 +46,17 @@ def format_count(number: int) -> str:
 def plural(number: int, one: str, many: str) -> str:
     """Format a number with its noun: ``1 delivery``, ``1 200 deliveries``."""
     return f"{format_count(number)} {one if number == 1 else many}"
+
+
+def format_size(size: int) -> str:
+    """Format a size for users: ``4.2 GiB``."""
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
+
+
+_UNITS: Final = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
 class Observer(Protocol):
@@ -278,7 +291,7 @@ class LineProgress(PhaseTracker):
     def phase_ended(self, name: str, outcome: str, took_s: float) -> None:
         """Print the phase, unless it is a short scan that found nothing: a run may repeat that every few seconds."""
         if not outcome and name == "deliver" and self.pace.done:
-            outcome = f"{format_count(self.pace.done)} sent"
+            outcome = f"{plural(self.pace.done, 'delivery', 'deliveries')} sent"
         if outcome or name != "scan" or took_s >= _LONG_S:
             self.message(f"wave {self.wave}: {name}: {outcome}{', ' if outcome else ''}{duration(took_s)}")
 
@@ -292,7 +305,7 @@ class LineProgress(PhaseTracker):
 
     def staged(self, documents: int) -> None:
         if self.verbose:
-            self.message(f"wave {self.wave}: {plural(documents, 'document', 'documents')} processed")
+            self.message(f"wave {self.wave}: {plural(documents, 'delivery', 'deliveries')} to send")
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
         super().settled(delivered, pending, failed)
@@ -309,7 +322,7 @@ class LineProgress(PhaseTracker):
 
 def _figures(delivered: int, pending: int, failed: int) -> str:
     numbers = [format_count(number) for number in (delivered, pending, failed)]
-    return "{} delivered, {} pending, {} failed or rejected".format(*numbers)
+    return "deliveries: {} delivered, {} pending, {} failed or rejected".format(*numbers)
 
 
 class Bar(PhaseTracker):
@@ -654,6 +667,17 @@ class BestEffortStream:
 
 
 # --- choosing the observer ---
+
+
+def default_observer() -> Observer:
+    """Return what ``ferryman.run`` shows its progress with unless it is given an observer: lines on stderr in a
+    notebook, which shows them below the cell; nothing elsewhere."""
+    return LineProgress(BestEffortStream(sys.stderr)) if _in_notebook() else Silent()
+
+
+def _in_notebook() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from ferryman.engine.run import Run
 from ferryman.engine.settings import RunSettings, SparkSettings
 from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
-from ferryman.observe import Observer, Silent
+from ferryman.observe import Observer, default_observer
 from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
 from ferryman.plan.paths import Joint
 from ferryman.records.rows import Status
@@ -83,7 +83,7 @@ class RunOptions(TypedDict, total=False):
     """be the driver of a state in an object store at once, although another one seems to hold it, which you know to be
     dead."""
     observer: Observer | None
-    """receives the progress; none by default."""
+    """receives the progress; by default lines on stderr in a notebook, and nothing elsewhere."""
 
 
 _DEFAULTS: Final[RunOptions] = {
@@ -150,7 +150,7 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
     if unknown := options.keys() - _DEFAULTS.keys():
         raise TypeError(f"run() got an unexpected keyword argument {min(unknown)!r}")
     chosen: RunOptions = {**_DEFAULTS, **options}
-    observer, state = chosen["observer"] or Silent(), chosen["state"]
+    observer, state = chosen["observer"] or default_observer(), chosen["state"]
     targets = [NotifyTarget(to) for to in chosen["notify"]]
     if findings := [finding for target in targets for finding in target.findings()]:
         raise UsageError("\n".join(findings))
@@ -373,8 +373,11 @@ def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
 
 @explain_errors_of_state
 def status(plan: Plan, *, state: str | StatePath | None = None) -> dict[str, Any]:
-    """Return the counts of the plan's documents and deliveries, as ``ferryman status --json`` shows them."""
-    return account.status(state_root(plan, state), plan)
+    """Return the counts of the plan's documents and deliveries, the active run, and what pending deliveries wait for,
+    as ``ferryman status --json`` shows them."""
+    root = state_root(plan, state)
+    counts = account.status(root, plan)
+    return {**counts, **account.activity(root, plan, counts)}
 
 
 @explain_errors_of_state

@@ -84,8 +84,8 @@ def test_run_tells_of_each_plan(ferryman: Say) -> None:
         "A document that changes is retried automatically; to retry all: ferryman retry plan.py:invoices",
     ]
     assert any(line.startswith("orders: new state: ") for line in err)
-    assert "orders: wave 1: 3 delivered, 0 pending, 0 failed or rejected" in err
-    assert "invoices: wave 1: 2 delivered, 0 pending, 1 failed or rejected" in err
+    assert "orders: wave 1: deliveries: 3 delivered, 0 pending, 0 failed or rejected" in err
+    assert "invoices: wave 1: deliveries: 2 delivered, 0 pending, 1 failed or rejected" in err
     assert all(line.startswith(("orders: ", "invoices: ")) for line in err)
 
 

@@ -56,9 +56,9 @@ def test_a_log_file_has_what_stderr_has(plan_file: str, tmp_path: Path, capsys: 
     lines = log.read_text("utf-8").splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 ", line) for line in lines)
     said = [line.partition(" ")[2] for line in lines]
-    assert "wave 1: 1 delivered, 0 pending, 1 failed or rejected" in said
+    assert "wave 1: deliveries: 1 delivered, 0 pending, 1 failed or rejected" in said
     assert sum(line.startswith("finished: exit 3, waves ") for line in said) == 2
-    assert "wave 1: 1 delivered, 0 pending, 1 failed or rejected" in capsys.readouterr().err.splitlines()
+    assert "wave 1: deliveries: 1 delivered, 0 pending, 1 failed or rejected" in capsys.readouterr().err.splitlines()
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ def test_json_lines_in_a_file(plan_file: str, tmp_path: Path, capsys: pytest.Cap
     log = tmp_path / "run.jsonl"
     assert start(["run", plan_file, "--log-format", "json", "--log-file", str(log)]) == 3
     assert events_of(log.read_text("utf-8"))[-1]["event"] == "finished"
-    assert "wave 1: 1 delivered" in capsys.readouterr().err
+    assert "wave 1: deliveries: 1 delivered" in capsys.readouterr().err
 
 
 def test_what_ends_a_run_is_in_the_log(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -15,6 +17,7 @@ from ferryman.observe import (
     Observer,
     Pace,
     Silent,
+    default_observer,
     duration,
     logging_to,
     one_line,
@@ -51,8 +54,8 @@ def test_in_a_pipe_each_phase_and_each_settled_wave_is_one_line() -> None:
 
     assert stream.getvalue().splitlines() == [
         "wave 3: scan: 1 300 documents listed, 0.0 s",
-        "wave 3: deliver: 1 202 sent, 0.0 s",
-        "wave 3: 1 200 delivered, 0 pending, 2 failed or rejected",
+        "wave 3: deliver: 1 202 deliveries sent, 0.0 s",
+        "wave 3: deliveries: 1 200 delivered, 0 pending, 2 failed or rejected",
     ]
 
 
@@ -135,11 +138,11 @@ def test_verbose_tells_when_a_phase_begins() -> None:
 
     assert stream.getvalue().splitlines() == [
         "wave 3: scan",
-        "wave 3: 1 202 documents processed",
+        "wave 3: 1 202 deliveries to send",
         "wave 3: scan: 1 300 documents listed, 0.0 s",
         "wave 3: deliver",
-        "wave 3: deliver: 1 202 sent, 0.0 s",
-        "wave 3: 1 200 delivered, 0 pending, 2 failed or rejected",
+        "wave 3: deliver: 1 202 deliveries sent, 0.0 s",
+        "wave 3: deliveries: 1 200 delivered, 0 pending, 2 failed or rejected",
     ]
 
 
@@ -188,7 +191,7 @@ def test_the_bar_adds_up() -> None:
     task = progress.tasks[0]
     assert task.description.startswith("wave 3: deliver: 1 202")
     assert (task.completed, task.total) == (1402, 1502)
-    assert task.fields["figures"] == "1 400 delivered, 100 pending, 2 failed or rejected, 140/s"
+    assert task.fields["figures"] == "deliveries: 1 400 delivered, 100 pending, 2 failed or rejected, 140/s"
 
 
 def test_a_message_above_the_bar_is_not_wrapped() -> None:
@@ -225,3 +228,14 @@ def test_observers_bear_any_order(observer: Observer) -> None:
     observer.message("")
     observer.staged(0)
     observer.phase(0, "")
+
+
+def test_a_notebook_shows_progress_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``ferryman.run`` writes lines below the cell; in a program, and in IPython on a terminal, nothing."""
+    shells = {"a program": None, "a terminal": SimpleNamespace(), "a notebook": SimpleNamespace(kernel=object())}
+    for name, shell in shells.items():
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
+        default_observer().message("wave 1")
+        assert capsys.readouterr().err == ("wave 1\n" if name == "a notebook" else "")

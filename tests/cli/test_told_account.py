@@ -13,6 +13,8 @@ from ferryman.account.families import FamilyStatus
 from ferryman.cli.app import start
 from tests.support.fakes import Fake, row
 
+IDLE: dict[str, Any] = {"running": None, "pending_reasons": []}
+
 STATUS = {
     "plan": "small",
     "version": 2,
@@ -30,11 +32,14 @@ STATUS = {
 def test_status_is_a_table_in_a_pipe(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Aligned columns, the last waves, whether it adds up, and where to look next."""
     wave = {"wave": 1, "created": "2025-01-31T12:00:00.123456+00:00", "documents": 3}
-    fake("ferryman.account", status=lambda root, plan: STATUS, waves=lambda root, plan: [wave])
+    fake(
+        "ferryman.account", status=lambda root, plan: STATUS, waves=lambda root, plan: [wave], activity=lambda *_: IDLE
+    )
 
     assert start(["status", "plan.py"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "plan small, version 2: 1 wave",
+        "No run is active. Next: ferryman run plan.py",
         "",
         "source  documents  deleted  again",
         "files           3        0      0",
@@ -53,10 +58,10 @@ def test_status_is_a_table_in_a_pipe(fake: Fake, state: Path, capsys: pytest.Cap
 
 def test_status_json_is_the_ledgers(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is added for people."""
-    fake("ferryman.account", status=lambda root, plan: STATUS)
+    fake("ferryman.account", status=lambda root, plan: STATUS, activity=lambda *_: IDLE)
 
     assert start(["status", "plan.py", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == STATUS
+    assert json.loads(capsys.readouterr().out) == STATUS | IDLE
 
 
 def test_status_says_loudly_that_it_is_not_balanced(
@@ -67,6 +72,7 @@ def test_status_says_loudly_that_it_is_not_balanced(
         "ferryman.account",
         status=lambda root, plan: STATUS | {"balanced": False},
         waves=lambda root, plan: [],
+        activity=lambda *_: IDLE,
     )
 
     assert start(["status", "plan.py"]) == 0
@@ -183,3 +189,17 @@ def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.Captu
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["2025-01-31", "12:00:00", "1", "a.txt", "index", "upsert", "ERROR", "1", "down"]
     assert lines[-1] == "a.txt: version 00ff, revision 1, from source files"
+
+
+def test_history_suggests_ids_in_commands_that_can_be_typed(
+    fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An id with a blank is quoted."""
+    fake(
+        "ferryman.account",
+        history=lambda root, document, plan: [],
+        nearest_documents=lambda root, document, plan: ["to my mother.txt"],
+    )
+
+    assert start(["history", "plan.py", "mother.txt"]) == 2
+    assert "Nearest: `ferryman history plan.py 'to my mother.txt'`." in capsys.readouterr().err

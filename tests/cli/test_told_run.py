@@ -26,10 +26,11 @@ class Summary:
     rejected: int = 0
     pending: int = 0
     in_doubt: int = 0
+    documents: int = 0
     messages: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, int]:
-        return {name: value for name, value in vars(self).items() if name != "messages"}
+        return {name: value for name, value in vars(self).items() if name not in ("documents", "messages")}
 
 
 # --- run ----------------------------------------------------------------------------------------------------------
@@ -255,4 +256,20 @@ def test_progress_goes_to_stderr(fake: Fake, state: Path, capsys: pytest.Capture
     assert start(["run", "plan.py", "--json"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("wave 1: deliver: ")
-    assert lines[1:] == ["wave 1: 2 delivered, 0 pending, 0 failed or rejected"]
+    assert lines[1:] == ["wave 1: deliveries: 2 delivered, 0 pending, 0 failed or rejected"]
+
+
+def test_reasons_add_up_to_the_number_above_them(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not printed is counted, with the command that lists it; digits are grouped in one way."""
+    numbers = [100_000, 4, 3, 2, 1, 4, 2]
+    fake("ferryman.operations", run=lambda plan, **_: Summary(3, 2, 109_926, rejected=sum(numbers), documents=54_957))
+    rows = [{"deliveries": n, "reason": f"reason {n}", "example": "a.txt"} for n in numbers]
+    fake("ferryman.account", reasons=lambda root, status, limit, plan: rows[:limit])
+
+    assert start(["run", "plan.py"]) == 3
+    out = capsys.readouterr().out.splitlines()
+    assert out[:2] == ["2 waves: 109 926 delivered, made of 54 957 documents", "100 016 rejected:"]
+    assert out[2] == "  100 000: reason 100000 (one of them: a.txt)"
+    more = "  and 2 more reasons, 6 deliveries: ferryman deliveries plan.py --status rejected --by reason"
+    assert out[7] == more
+    assert out[8].startswith("All rejected: ")

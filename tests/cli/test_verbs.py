@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from ferryman.cli.app import start
+
 Ferryman = Callable[..., Any]
 Write = Callable[[str, str], Path]
 
@@ -110,7 +112,31 @@ def test_plan_check_says_that_all_is_well(ferryman: Ferryman, plan_file: Path) -
     """A plan that can run ends with 0."""
     done = ferryman("plan", "check", plan_file)
 
-    assert done == (0, "plan small, version 2: 3 nodes, all well\n", "")
+    asked = "The destinations were not asked: --connect asks them."
+    assert done == (0, f"plan small, version 2: 3 nodes, all well\n{asked}\n", "")
+    assert not (plan_file.parent / "index.db").exists()
+
+
+def test_check_asks_the_destinations_if_it_shall(
+    write: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each one, by the check that a run begins with: which is well, and why another one is not."""
+    file = write(
+        "plan.py",
+        """
+        from ferryman import Plan
+        from ferryman.destinations import OpenSearch, Sql
+        from ferryman.sources import Memory
+
+        plan = Plan("two", version=1)
+        plan.source("docs", Memory([])).destination("index", Sql("sqlite:///index.db"))
+        plan.source("more", Memory([])).destination("away", OpenSearch("http://127.0.0.1:1", "plays"))
+        """,
+    )
+    assert start(["plan", "check", str(file), "--connect"]) == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2] == "destination index: it can be written to"
+    assert lines[-1].startswith("destination away: http://127.0.0.1:1/plays: ")
 
 
 def test_plan_check_names_every_reason(ferryman: Ferryman, write: Write) -> None:
@@ -226,7 +252,10 @@ def test_init_writes_a_plan_that_is_in_order(ferryman: Ferryman, tmp_path: Path)
     assert made.err == ""
     assert "  ferryman run 'my plays/plan.py'" in made.out.splitlines()
     assert len(list((tmp_path / "my plays" / "documents").rglob("*.*"))) == 3
-    assert ferryman("plan", "check", "my plays/plan.py").out == "plan my-plays, version 1: 3 nodes, all well\n"
+    assert (
+        ferryman("plan", "check", "my plays/plan.py").out.splitlines()[0]
+        == "plan my-plays, version 1: 3 nodes, all well"
+    )
 
 
 def test_init_overwrites_nothing(ferryman: Ferryman, write: Write) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from ferryman.destinations import Delivery, OpenSearch, Outcome
 from ferryman.destinations import opensearch as body
+from ferryman.destinations.web_search import search
+from ferryman.errors import UsageError
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.search_index import SearchIndex, index, kinds, opened, opensearch
 from tests.servers.opensearch import OpenSearchServer
@@ -103,6 +105,35 @@ def test_what_is_written_can_be_found_at_once_if_asked(index: SearchIndex) -> No
         opened(OpenSearch(index.url, index.name, refresh=refresh)).write([delivery("a", sequence)])  # type: ignore[arg-type]
         [hit] = index.ask("POST", "/_search", query)["hits"]["hits"]
         assert hit["_source"]["_ferryman"]["sequence"] == sequence
+
+
+def test_it_can_be_searched(index: SearchIndex) -> None:
+    """As a database is: all words, phrases, beginnings, alternatives, ß; nothing that is typed is an error."""
+    opened(OpenSearch(index.url, index.name, refresh=True)).write(
+        [
+            delivery("henry", 1, "O for a Muse of fire", {"title": "King Henry V", "cast": {"lead": "Falstaff"}}),
+            delivery("berlin", 2, "In der Straße", {"title": "Berlin"}),
+        ]
+    )
+    url = f"{index.url}/{index.name}"
+    found = {
+        "muse": ["henry"],
+        '"muse of fire"': ["henry"],
+        '"fire of muse"': [],
+        "fir*": ["henry"],
+        "king henry": ["henry"],
+        "strasse": ["berlin"],
+        "straße OR muse": ["berlin", "henry"],
+        'c++ ( "': [],
+        "name:x AND NOT": [],
+    }
+    for text, ids in found.items():
+        assert sorted(hit.id for hit in search(url, text)) == ids, text
+    assert [hit.id for hit in search(url, "falstaff")] == ["henry"]
+    [hit] = search(url, "muse", mark=("[", "]"))
+    assert (hit.title, hit.snippet) == ("King Henry V", "O for a [Muse] of fire")
+    with pytest.raises(UsageError, match="404"):
+        search(f"{index.url}/nothing-there", "muse")
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

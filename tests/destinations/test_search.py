@@ -79,10 +79,24 @@ def test_no_text_is_an_error(index: str, text: str) -> None:
 
 
 def test_operators_are_words(index: str) -> None:
-    """OR, NOT and column names have no meaning of their own."""
+    """NOT, AND and column names have no meaning of their own, nor has "or"; ``OR`` is between alternatives."""
     assert ids(index, "or not") == ["hamlet"]
-    assert ids(index, "king OR question") == []
+    assert sorted(ids(index, "rage OR question OR nothing")) == ["hamlet", "lear"]
+    assert ids(index, "king lear OR king nothing") == ["lear"]
+    assert ids(index, "OR lear OR") == ["lear"]
+    assert ids(index, "hamlet AND question") == []
     assert ids(index, "c++") == ["errors"]
+
+
+def test_sharp_s_and_ligatures_are_found_in_either_spelling(index: str) -> None:
+    """Also several of them in a word, in a phrase and before a star."""
+    sql = opened(Sql(f"sqlite:///{index}", columns={"title": "title"}, full_text=["title", "text"]))
+    sql.write([delivery("ß", 9, "Große Straßen, Reisepässe"), delivery("ss", 10, "Grosse Strassen; an encyclopædia")])
+    sql.close()
+    for text in ("grosse", "große", "GROSSE strassen", '"große straßen"', "stras*", "straß*", "strass*"):
+        assert sorted(ids(index, text)) == ["ss", "ß"], text
+    assert ids(index, "reisepasse") == ["ß"]
+    assert ids(index, "encyclopaedia") == ["ss"]
 
 
 def test_limit_and_table(index: str, tmp_path: Path) -> None:

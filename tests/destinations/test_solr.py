@@ -14,6 +14,7 @@ import pytest
 from ferryman import Plan
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Outcome, Solr
 from ferryman.destinations.solr import Collection
+from ferryman.destinations.web_search import search
 from ferryman.errors import PermanentError, TransientError
 from ferryman.plan import DestinationNode
 from ferryman.sources import Memory
@@ -173,6 +174,36 @@ def test_it_can_be_found_soon(solr: SolrServer, plays: str) -> None:
     while not solr.get(f"/{name}/select", q="fire")["response"]["numFound"]:
         assert time.monotonic() < give_up
         time.sleep(0.02)
+
+
+def test_it_can_be_searched(solr: SolrServer, guarded: str) -> None:
+    """As a database is: all words, phrases, beginnings, alternatives, ß; nothing that is typed is an error, and what
+    was deleted is not found."""
+    made = opened(guarded, versions=solr.delete_parameter, commit_within_ms=50)
+    made.write(
+        [
+            delivery("henry", 1, "O for a Muse of fire", {"title": "King Henry V"}),
+            delivery("berlin", 2, "In der Straße", {"title": "Berlin"}),
+            delivery("gone", 3, "Muse", {}),
+        ]
+    )
+    made.write([delete("gone", 4)])
+    solr.get(f"/{guarded.rpartition('/')[2]}/update", commit="true")
+    found = {
+        "muse": ["henry"],
+        '"muse of fire"': ["henry"],
+        '"fire of muse"': [],
+        "fir*": ["henry"],
+        "king henry": ["henry"],
+        "strasse": ["berlin"],
+        "straße OR muse": ["berlin", "henry"],
+        'c++ ( "': [],
+        "name:x AND NOT": [],
+    }
+    for text, ids in found.items():
+        assert sorted(hit.id for hit in search(guarded, text)) == ids, text
+    [hit] = search(guarded, "muse", mark=("[", "]"))
+    assert (hit.title, hit.snippet) == ("King Henry V", "O for a [Muse] of fire")
 
 
 # --- order ------------------------------------------------------------------------------------------------------------

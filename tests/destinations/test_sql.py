@@ -279,3 +279,15 @@ def test_a_table_that_vanishes_is_made_again(path: Path) -> None:
     sql.check()
     assert sql.write([delivery("a", 1)]) == [OK]
     sql.close()
+
+
+def test_a_table_with_types_that_sqlalchemy_does_not_know_is_taken_without_a_word(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Its warnings are not the user's: there is nothing to be done about them."""
+    with closing(sqlite3.connect(tmp_path / "index.db")) as db:
+        Sql(f"sqlite:///{tmp_path}/index.db").check()
+        db.execute("ALTER TABLE documents ADD COLUMN number INTEGER(11)")
+        db.commit()
+    Sql(f"sqlite:///{tmp_path}/index.db").check()
+    assert [str(each.message) for each in recwarn] == []

@@ -34,6 +34,9 @@ PAGES = [
     "call-a-step-once",
     "run-a-model-over-batches",
     "verify-an-index",
+    "run-on-a-schedule",
+    "run-in-a-container",
+    "back-up-and-move",
 ]
 """Of which all commands are run, in one shell a page."""
 

@@ -6,6 +6,7 @@ import pytest
 
 from ferryman.breaker import backoff_s
 from ferryman.destinations import Null
+from ferryman.document import Document
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
 from ferryman.engine.results import ErrorKind, NodeError, NodeReport, PendingRetries
 from ferryman.errors import Misconfigured, Unavailable
@@ -153,3 +154,27 @@ def test_a_scope_works_again_when_a_wave_has_not_met_it_and_nothing_waits_for_it
         assert len(told) == lines
     assert told[0].startswith("step fetch (a:80): no answer. ")
     assert told[1].startswith("step fetch (a:80): works again")
+
+
+class Counting:
+    """A step that counts its calls in itself, as ``fetch_url`` notes hosts that are unavailable."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, doc: Document) -> Document:
+        self.calls += 1
+        doc["calls"] = self.calls
+        return doc
+
+
+def test_what_a_step_has_learnt_ends_with_the_run(net: PlanWorld) -> None:
+    """Also where the process lives on: within a run it is kept, the next run begins anew."""
+    seen: list[int] = []
+    net.source().step("count", Counting()).destination("out", net.out())
+    for ids in (("a", "b"), ("c",)):
+        net.put(*ids)
+        net.run()
+        seen.append(max(line["fields"]["calls"] for line in net.out().lines()))
+        net.out().forget()
+    assert seen == [2, 1]

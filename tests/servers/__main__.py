@@ -30,7 +30,9 @@ def main(names: list[str]) -> int:
 def _started(kind: type[Server], stack: contextlib.ExitStack) -> bool:
     print(f"{kind.name}: starting (downloads are kept in {cache_folder()})", flush=True)
     try:
-        server = stack.enter_context(kind())
+        server = kind()
+        server.take_usual_port()
+        stack.enter_context(server)
     except (Missing, ServerFailed) as e:
         print(f"{kind.name}: {e}", file=sys.stderr, flush=True)
         return False

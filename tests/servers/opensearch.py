@@ -24,6 +24,7 @@ class OpenSearchServer(Server):
     """One node that is the cluster; indices get one shard unless asked for more."""
 
     name = "opensearch"
+    usual_port = 9200
     version = "2.19.4"
     brand = "opensearch"
     """As in the names of system properties."""

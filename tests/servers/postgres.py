@@ -28,6 +28,7 @@ class PostgresServer(Server):
     """One server whose databases are gone when its folder is: it waits for no disk."""
 
     name = "postgres"
+    usual_port = 5432
     stop_signal = signal.SIGINT
     """Ends its sessions; SIGTERM waits for them."""
 

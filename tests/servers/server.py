@@ -36,6 +36,13 @@ class ServerFailed(Exception):
     """It ended by itself or did not come up; the message ends with the last lines of its log."""
 
 
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
 class Server:
     """Base of all servers; see the package's docstring. As a context manager: started, and stopped in any case.
 
@@ -44,6 +51,8 @@ class Server:
     """
 
     name: ClassVar[str]
+    usual_port: ClassVar[int] = 0
+    """Where ``make servers`` starts it, as pages of the docs name it; 0: anywhere."""
     start_s: ClassVar[float] = 600.0
     """Time to become ready: an idle machine needs a tenth of it, one that runs other tests needs more."""
     stop_s: ClassVar[float] = 30.0
@@ -164,9 +173,13 @@ class Server:
         """A port of 127.0.0.1 that nobody listens at."""
         while True:
             port = random.choice(PORTS)
-            with socket.socket() as probe, contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
+            if _is_free(port):
                 return port
+
+    def take_usual_port(self) -> None:
+        """Start at the port that pages of the docs name, if nobody listens there."""
+        if self.usual_port and _is_free(self.usual_port):
+            self.port = self.usual_port
 
     def answers(self, path: str = "", timeout_s: float = 5.0) -> bool:
         """Is a GET of ``url + path`` answered with 200? For ``ready``."""

@@ -132,6 +132,7 @@ class SolrServer(Server):
     ``ferryman_sequence_l``."""
 
     name = "solr"
+    usual_port = 8983
     version = "9.10.1"
     jetty = "10.0.26"
     delete_parameter = "ferryman_sequence"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -79,6 +80,22 @@ def test_a_server_comes_back_with_its_data_at_its_port() -> None:
             connection.close()
     assert not server.running
     assert not server.folder.exists()
+
+
+def test_one_that_a_person_starts_is_where_the_pages_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the usual port, if it is free; else at another one."""
+    free = Small().port
+    monkeypatch.setattr(Small, "usual_port", free)
+    server = Small()
+    server.take_usual_port()
+    assert server.port == free
+    with socket.create_server(("127.0.0.1", free)):
+        other = Small()
+        other.take_usual_port()
+        assert other.port != free
+    for page in (Path(__file__).parents[2] / "docs" / "how-to").glob("index-into-*.md"):
+        for name in re.findall(r"make servers ARGS=(\w+)", page.read_text("utf-8")):
+            assert f"localhost:{known()[name].usual_port}" in page.read_text("utf-8"), page
 
 
 def test_one_that_ends_by_itself_is_shown_with_its_log() -> None:

@@ -37,6 +37,7 @@ class ZooKeeperServer(Server):
     """One server. ``peers``: the ports of all servers of a quorum, this one's at ``number - 1``."""
 
     name = "zookeeper"
+    usual_port = 2181
     start_s = 600.0
     heap = "256m"
     """Enough for tests, of which several run at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,38 @@ def test_on_the_engine_an_insertion_moves_no_other_part(place: Path) -> None:
         now = {line["id"]: line["text"] for line in net.out("out").lines()}
         assert sum(now[id] != text for id, text in before.items()) == moved
         assert not [line for line in net.out("out").lines() if line["op"] == "delete"]
+
+
+@pytest.mark.parametrize(
+    "markdown", ["# Henry V\n\nO for a Muse.\n\n## Act I\n\nBe gone.", "Henry V\n===\n\nO for a Muse."]
+)
+def test_a_heading_alone_is_not_a_paragraph(markdown: str) -> None:
+    """It stands before what follows; at the end, behind what is before; headings alone are one part."""
+    parts = texts(markdown)
+    assert "\n\n".join(parts) == markdown
+    assert all(len(part.split("\n\n")) == 2 for part in parts)
+    assert texts("text\n\n# The end") == ["text\n\n# The end"]
+    assert texts("# One\n\n## Two") == ["# One\n\n## Two"]
+    assert texts("```\n# a comment\n```") == ["```\n# a comment\n```"]
+
+
+@pytest.mark.parametrize(("by", "size"), [("characters", 400), ("tokens", 100)])
+def test_an_edit_changes_the_ids_of_the_pieces_around_it_only(by: Any, size: int) -> None:
+    """Pieces by content, in a long section: wherever a word is put in, most pieces keep their ids."""
+    chance = random.Random(1)
+    words = ["muse", "fire", "ascend", "the", "brightest", "heaven", "of", "invention", "kingdom", "stage"]
+    paragraphs = [" ".join(chance.choices(words, k=chance.randint(5, 60))) + f" {n}." for n in range(200)]
+
+    def ids(paragraphs: list[str]) -> set[str]:
+        found = split("\n\n".join(paragraphs), by=by, size=size, key="content")
+        assert " ".join(doc.text() for doc in found).split() == " ".join(paragraphs).split(), "something is lost"
+        return {doc.id for doc in found}
+
+    before = ids(paragraphs)
+    assert len(before) > 30
+    for at in range(0, 200, 20):
+        edited = paragraphs.copy()
+        edited[at] = "Another " + edited[at]
+        assert len(before - ids(edited)) <= len(before) / 4, at
+    lost = [len(before - ids([*paragraphs[:at], "Put in.", *paragraphs[at:]])) for at in range(0, 200, 20)]
+    assert sum(lost) / len(lost) <= 6

@@ -11,6 +11,8 @@ from ferryman.storage.locks import Lock
 class NoLock:
     """What ``Lock.take`` returns there."""
 
+    def note(self, what: object) -> None: ...
+
     def release(self) -> None: ...
 
 

@@ -7,6 +7,7 @@ and rows of the outbox that have no event yet are BATCHED.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import tempfile
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node
 from ferryman.records.families import in_family_sql
 from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, display_status
 from ferryman.sources.log import CombinedLog, Log, Positions
+from ferryman.state.activity import Trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions, next_places
 from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
 from ferryman.storage import files, parquet
@@ -227,6 +229,109 @@ def has_not_read(root: StatePath, plan: Plan) -> bool:
     return _query(root, plan, View.has_not_read)
 
 
+def activity(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``status --json`` shows beside the counts: ``running`` and ``pending_reasons``, see there.
+
+    Args:
+        counts: the result of ``status``.
+    """
+    is_pending = any(numbers["pending"] for numbers in counts["destinations"].values())
+    return {"running": running(root), "pending_reasons": pending_reasons(root, plan) if is_pending else []}
+
+
+def running(root: StatePath) -> dict[str, Any] | None:
+    """Return what the active run of a state is doing; None: no run is active.
+
+    Returns:
+        ``host``, ``pid`` and ``since`` (ISO 8601) of its process; ``wave``, ``phase`` ("": it waits), ``phase_since``
+        and ``until`` (ISO 8601; None: unknown); ``done`` of ``expected`` documents of the phase; ``delivered``,
+        ``pending`` and ``failed`` deliveries of the run so far.
+    """
+    holder, now = find_activity(root / "lock")
+    if holder is None or not holder.is_active:
+        return None
+    return {
+        "host": holder.host,
+        "pid": holder.pid,
+        "since": holder.since,
+        "wave": now.wave,
+        "phase": now.phase,
+        "phase_since": _iso(now.since),
+        "until": _iso(now.until),
+        **{name: getattr(now, name) for name in ("done", "expected", "delivered", "pending", "failed")},
+    }
+
+
+def pending_reasons(root: StatePath, plan: Plan, *, limit: int = 20) -> list[dict[str, Any]]:
+    """Count pending deliveries by what they wait for, the most frequent first: ``node`` (a step, router, source or
+    destination), ``deliveries``, ``reason``, ``since`` and ``next_try`` (ISO 8601; None: unknown, and for ``next_try``
+    the next run), and ``example``, a document.
+
+    Of a large state, whose counts are cached, only what is known without a look at its rows: the nodes that are not
+    called for now, with the pending deliveries of those that are destinations.
+    """
+    holder, noted = find_activity(root / "lock")
+    is_active = holder is not None and holder.is_active
+    troubles = {each.node: each for each in noted.troubles}
+    if (cached := _load_cached(root, plan)) is not None:
+        numbers = {name: counts["pending"] for name, counts in cached.status["destinations"].items()}
+        return [
+            _pending_reason(each.node, numbers.get(each.node), each.why, "", None, None, each, is_active=is_active)
+            for each in troubles.values()
+            if numbers.get(each.node) != 0
+        ][:limit]
+    return [
+        _pending_reason(
+            row["node"],
+            row["deliveries"],
+            row["reason"],
+            row["example"],
+            row["since"],
+            row["due"],
+            troubles.get(row["node"]),
+            is_active=is_active,
+        )
+        for row in _query(root, plan, lambda view: view.pending_reasons(limit))
+    ]
+
+
+def _pending_reason(
+    node: str,
+    deliveries: int | None,
+    reason: str,
+    example: str,
+    since: Any,
+    due_us: int | None,
+    trouble: Trouble | None,
+    *,
+    is_active: bool,
+) -> dict[str, Any]:
+    """Return a row of ``pending_reasons``; a node that is not called for now is the reason, whatever came before."""
+    if trouble is not None:
+        reason, since = trouble.why, _iso(trouble.since)
+        next_try = _iso(trouble.next_try or 0.0) if is_active else None
+    else:
+        next_try = _iso(due_us / 1e6) if due_us else None
+        since = since.isoformat() if hasattr(since, "isoformat") else since
+    return {
+        "node": node,
+        "deliveries": deliveries,
+        "reason": reason or NOT_SENT,
+        "since": since,
+        "next_try": next_try,
+        "example": example,
+    }
+
+
+NOT_SENT: Final = "committed, and not sent yet"
+"""Reason of a delivery that waits for nothing but its turn."""
+
+
+def _iso(seconds: float) -> str | None:
+    """Return a time in seconds since 1970 as ISO 8601; None for 0."""
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="seconds") if seconds else None
+
+
 def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
     """Count deliveries that have not arrived by the step or router that their reason names.
 
@@ -253,6 +358,24 @@ def history(root: StatePath, document: str, plan: Plan | None = None) -> list[di
         ) ORDER BY wave, ordinal, created
     """
     return _query(root, plan, lambda view: view.rows(query, {"document": document}))
+
+
+def nearest_documents(root: StatePath, document: str, plan: Plan | None = None, *, limit: int = 3) -> list[str]:
+    """Return the known ids that are most like this one: ids that contain it, or that it contains, first."""
+    query = f"""
+        SELECT id FROM (
+            SELECT document AS id FROM ledger UNION SELECT document FROM unsent UNION SELECT document FROM documents
+        ) WHERE id <> '' AND id IS NOT NULL AND (
+            jaro_winkler_similarity(lower(id), lower($document)) >= {_SIMILAR} OR contains(lower(id), lower($document))
+            OR contains(lower($document), lower(id))
+        ) ORDER BY contains(lower(id), lower($document)) DESC,
+            jaro_winkler_similarity(lower(id), lower($document)) DESC, id LIMIT {int(limit)}
+    """
+    return [row["id"] for row in _query(root, plan, lambda view: view.rows(query, {"document": document}))]
+
+
+_SIMILAR: Final = 0.8
+"""Least similarity (1: equal) of an id that is suggested for one that is not known."""
 
 
 def joined_documents(root: StatePath, join: str, entry: str, plan: Plan | None = None) -> list[str]:

@@ -34,10 +34,11 @@ from ferryman.records.rows import (
     parse_status,
     reason_sql,
 )
+from ferryman.state.activity import describe_trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions
 from ferryman.state.state import SETTLED, WAVE, State, missed_entries
 from ferryman.storage import parquet
-from ferryman.storage.query import quote_list, register
+from ferryman.storage.query import quote, quote_list, register
 from ferryman.storage.tables import Table
 
 COUNTS: Final = tuple(DISPLAY_STATUSES)
@@ -277,6 +278,18 @@ class View:
         """).fetchall()
         return bool(found)
 
+    def pending_reasons(self, limit: int) -> list[dict[str, Any]]:
+        """Count pending deliveries by the node that they wait for and by reason; see ``account.pending_reasons``."""
+        node = f"regexp_extract({reason_sql()}, '^(?:waits for )?(?:step|router|source) ([^ :,]+)', 1)"
+        columns = ["wave", "status", "destination", "document", "due", "created", f"{reason_sql()} AS reason"]
+        self._make_current(Filter(frozenset(PENDING)), [*columns, f"coalesce(nullif({node}, ''), destination) AS node"])
+        return self.rows(f"""
+            SELECT node, count(*) AS deliveries, arg_min(reason, document) AS reason, min(document) AS example,
+                min(created) AS since, min(due) AS due
+            FROM current GROUP BY node, {common_form_sql("reason")}
+            ORDER BY deliveries DESC, node, reason LIMIT {int(limit)}
+        """)
+
     def by_node(self) -> list[dict[str, Any]]:
         """Count deliveries that have not arrived, by status and by the step or router that their reason names."""
         names = "'^(?:dropped by |waits for |not its branch: )?(?:step|router) ([^ :,]+)'"
@@ -358,9 +371,10 @@ class View:
         for i, ((wave, destination), files) in enumerate(by_partition.items(), 1):
             self._db.register(f"outbox_{i}", parquet.scan(files, schema))
             queries.append(f"SELECT *, {int(wave)}, '{destination}' FROM outbox_{i}")
+        reason = f"coalesce({self._blocked_reason()}, {self._trouble_reason()})"
         self._db.execute(f"""
             CREATE TEMP VIEW waiting AS
-                SELECT *, 'BATCHED' AS status, {self._blocked_reason()} AS message, NULL::TIMESTAMPTZ AS created
+                SELECT *, 'BATCHED' AS status, {reason} AS message, NULL::TIMESTAMPTZ AS created
                 FROM ({" UNION ALL ".join(queries)});
             CREATE TEMP VIEW unsent AS
                 SELECT * FROM waiting WHERE delivery_hash NOT IN (
@@ -376,6 +390,17 @@ class View:
         return f"""CASE WHEN key_hash IS NOT NULL AND revision > first_value(revision) {of_key} THEN
             'waits for an earlier export of its key, ' || first_value(document) {of_key}
             || CASE WHEN first_value(due) {of_key} IS NULL THEN ', which {_ENDED}' ELSE '' END END"""
+
+    def _trouble_reason(self) -> str:
+        """Return SQL for the reason of a row whose destination is not called for now, else NULL."""
+        holder, activity = find_activity(self._state.root / "lock")
+        is_active = holder is not None and holder.is_active
+        cases = [
+            f"WHEN {quote(each.node)} THEN {quote(describe_trouble(each, is_active=is_active))}"
+            for each in activity.troubles
+            if each.is_destination
+        ]
+        return f"CASE destination {' '.join(cases)} END" if cases else "NULL::VARCHAR"
 
     def _scalar(self, query: str, parameters: dict[str, Any] | None = None) -> int:
         [(value,)] = self._db.execute(query, parameters or None).fetchall()

@@ -293,8 +293,13 @@ def history(
     if json:
         print_json(events)
     if not events:
+        nearest = account.nearest_documents(root, document, loaded) if has_run(root) else []
+        commands = ", ".join(f"`{next_command('history', plan, each, state=state)}`" for each in nearest)
+        meant = f" Nearest: {commands}." if nearest else ""
         listing = next_command("deliveries", plan, state=state)
-        raise UsageError(f"{document}: there is no such document in the state {root}. `{listing}` lists its documents.")
+        raise UsageError(
+            f"{document}: there is no such document in the state {root}.{meant} `{listing}` lists its documents."
+        )
     if not json:
         _print_rows(events, ("created", "wave", "document", "destination", "operation", "status", "attempt", "message"))
         _print_tracebacks(events)
@@ -551,6 +556,9 @@ def status(
     deliveries of the current version of each document. pending is everything that still has to be sent, tried or not;
     in_doubt was in flight, at-most-once, when it was killed: sent or not, the destination did not say.
 
+    The first lines say whether a run is active, and what it is doing. What is pending is counted by what it waits for:
+    which step or destination, why, since when, and when it is tried again.
+
     If PLAN is a flow, this is said of each of its plans; with --json the object has flow and plans: by name, each
     plan's own.
 
@@ -595,7 +603,10 @@ def plan_status(plan: Plan, root: StatePath) -> dict[str, Any]:
     """Return the status of a plan; zeros if it never ran."""
     from ferryman import account
 
-    return account.status(root, plan) if has_run(root) else empty_status(plan)
+    if not has_run(root):
+        return empty_status(plan)
+    counts = account.status(root, plan)
+    return {**counts, **account.activity(root, plan, counts)}
 
 
 def _print_report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str, state: str | None) -> None:
@@ -603,9 +614,11 @@ def _print_report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str,
     from ferryman import account
 
     ran = has_run(root)
-    _print_status(found, account.waves(root, plan=plan) if ran else [], ran)
+    _print_status(found, account.waves(root, plan=plan) if ran else [], ran, spec, state)
     if any(numbers["pending"] for numbers in found["destinations"].values()):
         print_unread(plan, root)
+        again = next_command("run" if found["running"] is None else "retry", spec, state=state)
+        print_line(f"To try what is pending now: {again}")
     for name in NEEDS_OPERATOR:
         if any(numbers[name] for numbers in found["destinations"].values()):
             print_line(f"Which are {name}, and why: {next_command('deliveries', spec, '--status', name, state=state)}")
@@ -631,20 +644,63 @@ def empty_status(plan: Plan) -> dict[str, Any]:
             name: dict.fromkeys(DESTINATION, 0) for name, kind in kinds.items() if kind in ("destination", "tee")
         },
         "balanced": True,
+        "running": None,
+        "pending_reasons": [],
     }
 
 
-def _log_columns(numbers: dict[str, Any]) -> tuple[str, int, str]:
+def _log_columns(numbers: dict[str, Any]) -> tuple[str, int, int | str]:
     """Return a log's position, the number of entries read, and the number to come."""
     positions = numbers["positions"]
     single = len(positions) == 1
     places = ", ".join(str(place) if single else f"{partition} {place}" for partition, place in positions.items())
-    return places, numbers["read"], "unknown" if numbers["lag"] is None else str(numbers["lag"])
+    return places, numbers["read"], "unknown" if numbers["lag"] is None else numbers["lag"]
 
 
-def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool) -> None:
-    waves_text = "1 wave" if found["waves"] == 1 else f"{found['waves']} waves"
+def describe_run(running: Mapping[str, Any]) -> str:
+    """Return which run is active, and what it is doing.
+
+    Args:
+        running: ``running`` of ``status --json``.
+    """
+    process = f"process {running['pid']} on {running['host']} since {format_time(running['since'])} UTC"
+    if running["phase"]:
+        total = f" of {format_count(running['expected'])}" if running["expected"] else ""
+        done = f", {format_count(running['done'])}{total} done" if running["done"] else ""
+        doing = f"wave {running['wave']}, {running['phase']} since {format_time(running['phase_since'])}{done}"
+    elif running["until"]:
+        doing = f"it waits until {format_time(running['until'])}"
+    else:
+        doing = "it is between two waves"
+    numbers = [format_count(running[name]) for name in ("delivered", "pending", "failed")]
+    so_far = "{} delivered, {} pending, {} failed or rejected".format(*numbers)
+    return f"A run is active: {process}: {doing}. So far: {so_far}."
+
+
+def _print_pending(reasons: list[dict[str, Any]], is_active: bool) -> None:
+    """Print what pending deliveries wait for."""
+    columns = ("waits for", "deliveries", "since", "next try", "reason")
+    rows = [
+        (
+            row["node"],
+            row["deliveries"],
+            format_time(row["since"]),
+            format_time(row["next_try"]) or ("soon" if is_active else "the next run"),
+            row["reason"],
+        )
+        for row in reasons
+    ]
+    print_table(columns, rows)
+    print_line()
+
+
+def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool, spec: str, state: str | None) -> None:
+    waves_text = "1 wave" if found["waves"] == 1 else f"{format_count(found['waves'])} waves"
     print_line(f"plan {found['plan']}, version {found['version']}: {waves_text}")
+    if (running := found["running"]) is not None:
+        print_line(describe_run(running))
+    elif ran:
+        print_line(f"No run is active. Next: {next_command('run', spec, state=state)}")
     print_line()
     listed = {name: numbers for name, numbers in found["sources"].items() if "lag" not in numbers}
     if listed:
@@ -661,6 +717,9 @@ def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool)
         [(name, *(numbers[c] for c in DESTINATION)) for name, numbers in found["destinations"].items()],
     )
     print_line()
+    if found["pending_reasons"]:
+        print_line("Pending, and why:")
+        _print_pending(found["pending_reasons"], running is not None)
     if waves:
         print_line("The last waves:")
         columns = list(waves[0])
@@ -669,11 +728,14 @@ def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool)
     if not ran:
         print_line("Nothing has run yet: there is nothing to balance.")
     elif found["balanced"]:
-        print_line("Balanced: every document is accounted for at every destination that its source reaches.")
+        pending = sum(numbers["pending"] for numbers in found["destinations"].values())
+        but = "" if not pending else f" {plural(pending, 'delivery is', 'deliveries are')} still pending."
+        print_line(f"Balanced: every document is accounted for at every destination that its source reaches.{but}")
     else:
         print_line(
             "NOT BALANCED: some deliveries are unaccounted for. If a destination was added with --accept-changes, "
-            "`ferryman retry --force` sends it the existing documents; otherwise `ferryman fsck` looks for damage."
+            f"`{next_command('retry', spec, '--force', state=state)}` sends it the existing documents; otherwise "
+            f"`{next_command('fsck', spec, state=state)}` looks for damage."
         )
 
 

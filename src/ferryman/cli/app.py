@@ -14,11 +14,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from ferryman.cli import account, decide, plan, queue, run
+from ferryman.cli import account, decide, plan, queue, run, terminal
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import GlobalOptions, Verbose
 from ferryman.cli.start import demo, init, search
-from ferryman.cli.terminal import print_error, print_line, print_note, tolerate_any_text
+from ferryman.cli.terminal import complete_commands, print_error, print_line, print_note, tolerate_any_text
 from ferryman.cli.verify import verify
 from ferryman.errors import FerrymanError, PlanError
 from ferryman.memory import describe_memory_error, is_failed_allocation
@@ -125,12 +125,15 @@ def start(args: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAULT
     except Exception as e:
-        return _report_error(e, options.verbose)
+        return _report_error(e, options)
 
 
-def _report_error(raised: Exception, verbose: bool) -> int:
+def _report_error(raised: Exception, options: GlobalOptions) -> int:
     """Print the error's message and return the exit code."""
     from ferryman.storage.files import explain_error  # most commands do without
+
+    def print_error(text: object) -> None:
+        terminal.print_error(complete_commands(str(text), options.plan, options.state))
 
     code = FAULT
     match raised:
@@ -156,7 +159,7 @@ def _report_error(raised: Exception, verbose: bool) -> int:
             print_error(
                 f"{type(raised).__name__}: {first_line}. This is a bug in Ferryman; -v shows where it happened."
             )
-    if verbose and not isinstance(raised, BadUsage):
+    if options.verbose and not isinstance(raised, BadUsage):
         traceback.print_exception(raised, file=sys.stderr)
     return code
 

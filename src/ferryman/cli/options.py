@@ -22,6 +22,23 @@ class GlobalOptions:
     """Options of the whole command, whatever the verb."""
 
     verbose: bool = False
+    plan: str | None = None
+    """The PLAN argument, for commands in messages."""
+    state: str | None = None
+
+
+def _note_plan(ctx: typer.Context, value: str) -> str:
+    options = ctx.find_root().obj
+    if isinstance(options, GlobalOptions):
+        options.plan = value
+    return value
+
+
+def _note_state(ctx: typer.Context, value: str | None) -> str | None:
+    options = ctx.find_root().obj
+    if isinstance(options, GlobalOptions):
+        options.state = value
+    return value
 
 
 def _verbose(ctx: typer.Context, value: bool) -> bool:
@@ -34,7 +51,10 @@ def _verbose(ctx: typer.Context, value: bool) -> bool:
 PlanSpec = Annotated[
     str,
     typer.Argument(
-        metavar="PLAN", show_default=False, help="plan.py, plan.py:name (one of several), or package.module:name."
+        metavar="PLAN",
+        show_default=False,
+        callback=_note_plan,
+        help="plan.py, plan.py:name (one of several), or package.module:name.",
     ),
 ]
 FlowSpec = Annotated[
@@ -42,6 +62,7 @@ FlowSpec = Annotated[
     typer.Argument(
         metavar="PLAN",
         show_default=False,
+        callback=_note_plan,
         help="plan.py, plan.py:name (one of several), or package.module:name: a plan, or a flow.",
     ),
 ]
@@ -51,6 +72,7 @@ StateDir = Annotated[
         "--state",
         metavar="DIR",
         show_default=False,
+        callback=_note_state,
         help="Where the state lives: a folder, or s3://BUCKET/PREFIX, gs://…, abfss://…. "
         "Default: .ferryman/ beside the plan file.",
     ),

@@ -14,7 +14,7 @@ import typer
 from ferryman.cli import terminal
 from ferryman.cli.options import Conf, FlowSpec, Has, Json, Master, StateDir, Verbose, resource_settings, spark_settings
 from ferryman.cli.terminal import CODE, Interrupt, print_block, print_json, print_line
-from ferryman.errors import UsageError
+from ferryman.errors import UsageError, message_of
 from ferryman.observe import one_line
 
 if TYPE_CHECKING:
@@ -35,11 +35,21 @@ class Format(enum.StrEnum):
 
 
 @app.command()
-def check(plan: FlowSpec, verbose: Verbose = False) -> None:
+def check(
+    plan: FlowSpec,
+    connect: Annotated[
+        bool,
+        typer.Option(
+            "--connect", help="Ask each destination, too, as a run does first: tables and indexes are made if missing."
+        ),
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
     """Say what is wrong with a plan.
 
     Reads no documents, starts no Spark. Every reason for which it cannot run is an error, and the command ends with
     2. Warnings refuse nothing. Of a flow all plans are checked, and what joins them.
+    With --connect it ends with 4 if a destination cannot be written to now.
     """
     from ferryman.plan import Flow
     from ferryman.plan.load import load
@@ -54,6 +64,28 @@ def check(plan: FlowSpec, verbose: Verbose = False) -> None:
         print_line(f"flow {loaded.name}: {order}: {result}")
     else:
         print_line(f"plan {loaded.name}, version {loaded.version}: {len(loaded.nodes)} nodes, {result}")
+    if not connect:
+        print_line("The destinations were not asked: --connect asks them.")
+    elif not _ask_destinations(loaded):
+        raise typer.Exit(4)
+
+
+def _ask_destinations(plan: Runnable) -> bool:
+    """Print of each destination whether it can be written to now; return whether all can."""
+    from ferryman.plan import DestinationNode, Flow
+
+    all_well = True
+    for each in plan.order if isinstance(plan, Flow) else [plan]:
+        label = f"{plan.label(each)}: " if isinstance(plan, Flow) else ""
+        for node in each.nodes:
+            if isinstance(node, DestinationNode):
+                try:
+                    node.destination.check()
+                    print_line(f"{label}destination {node.name}: it can be written to")
+                except Exception as e:
+                    all_well = False
+                    print_line(f"{label}destination {node.name}: {message_of(e)}")
+    return all_well
 
 
 @app.command()
@@ -77,7 +109,7 @@ def show(
 
     loaded = load(plan)
     if counts and format is not Format.SVG:
-        raise UsageError("--counts goes with --format svg; `ferryman status` shows them as text.")
+        raise UsageError("--counts goes with --format svg; `ferryman status PLAN` shows them as text.")
     match format:
         case Format.TEXT:
             print_block(picture.text(loaded))

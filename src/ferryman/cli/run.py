@@ -35,10 +35,16 @@ from ferryman.cli.options import (
 )
 from ferryman.cli.terminal import CODE, Interrupt
 from ferryman.errors import UsageError, message_of
+from ferryman.observe import Forwarding, Observer, format_count, plural
 from ferryman.storage.files import StatePath, exists, list_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    States = Mapping[str, tuple["Plan", StatePath]]
+    """Plans with the roots of their states, by name."""
+    Typed = Mapping[str, tuple[str, str | None]]
+    """The PLAN arguments and --state options of plans, by name."""
 
     from ferryman.engine.summary import FlowSummary, Summary
     from ferryman.operations import RunOptions
@@ -62,11 +68,11 @@ class RunCommand(TyperCommand):
 EXIT_INCOMPLETE = 4
 
 EXAMPLES = 3
-"""Deliveries printed with their reason at the end of a run; `ferryman deliveries` lists them all."""
+"""Deliveries printed with their reason at the end of a run; `ferryman deliveries PLAN` lists them all."""
 
 REASONS = 5
-"""Reasons printed at the end of a run with more than EXAMPLES deliveries of a status; `ferryman deliveries --by reason`
-lists them all."""
+"""Reasons printed at the end of a run with more than EXAMPLES deliveries of a status. The command
+`ferryman deliveries PLAN --by reason` lists them all."""
 
 
 Wait = Annotated[
@@ -180,7 +186,7 @@ def run(
     by name, each plan's own.
     """
     from ferryman.plan import Flow
-    from ferryman.plan.load import load, plan_file
+    from ferryman.plan.load import load
 
     options: RunOptions = {
         "conf": {**resource_settings(has), **cache_settings(cache), **spark_settings(conf)},
@@ -205,7 +211,7 @@ def run(
     log = (log_file, log_format)
     if isinstance(loaded, Flow):
         raise typer.Exit(run_flow(loaded, plan, state, options, json=json, verbose=verbose, log=log))
-    root, summary = run_plan(loaded, plan_file(plan), state, options, verbose=verbose, log=log)
+    root, summary = run_plan(loaded, plan, state, options, verbose=verbose, log=log)
     if json:
         terminal.print_json(summary.as_dict())
     else:
@@ -227,7 +233,7 @@ def _interval(every: str | None) -> float | None:
 
 def run_plan(
     plan: Plan,
-    file: Path | None,
+    spec: str,
     state: str | None,
     options: RunOptions,
     *,
@@ -236,34 +242,39 @@ def run_plan(
 ) -> tuple[StatePath, Summary]:
     """Run a plan with progress on stderr; return the root of its state, and the summary.
 
+    Args:
+        spec: the PLAN argument.
+
     Raises:
         typer.Exit: with 130, when the user interrupts; a message says how to continue.
     """
+    from ferryman.plan.load import plan_file
     from ferryman.state.state import state_root
 
-    root = state_root(plan, state, file)
-    return root, _run_with_progress(plan, {"": (plan, root)}, verbose, log, options)
+    root = state_root(plan, state, plan_file(spec))
+    return root, _run_with_progress(plan, {"": (plan, root)}, {"": (spec, state)}, verbose, log, options)
 
 
 @overload
 def _run_with_progress(
-    plan: Plan, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: RunOptions
+    plan: Plan, states: States, typed: Typed, verbose: bool, log: Log, options: RunOptions
 ) -> Summary: ...
 
 
 @overload
 def _run_with_progress(
-    plan: Flow, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: RunOptions
+    plan: Flow, states: States, typed: Typed, verbose: bool, log: Log, options: RunOptions
 ) -> FlowSummary: ...
 
 
 def _run_with_progress(
-    plan: Runnable, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: RunOptions
+    plan: Runnable, states: States, typed: Typed, verbose: bool, log: Log, options: RunOptions
 ) -> Summary | FlowSummary:
     """Run a plan or a flow with progress on stderr.
 
     Args:
         states: the plans with the roots of their states, by the names that messages have before them.
+        typed: under these names, what an operator types for each.
 
     Raises:
         typer.Exit: with 130, when the user interrupts; a message says how to continue.
@@ -276,7 +287,8 @@ def _run_with_progress(
     folder = next(iter(states.values()))[1].parent
     with Interrupt() as interrupt:
         try:
-            with progress_observer(sys.stderr, verbose, *log) as observer, logging_to(observer, verbose):
+            with progress_observer(sys.stderr, verbose, *log) as plain, logging_to(plain, verbose):
+                observer = _CommandCompleter(plain, typed)
                 from ferryman.engine.summary import FlowSummary
                 from ferryman.operations import (
                     run as run_operation,
@@ -304,6 +316,22 @@ def _run_with_progress(
     return summary
 
 
+class _CommandCompleter(Forwarding):
+    """Puts what an operator types into the commands of messages."""
+
+    def __init__(self, observer: Observer, typed: Typed) -> None:
+        super().__init__(observer)
+        self._typed = typed
+        self._plan = ""
+
+    def message(self, text: str) -> None:
+        super().message(terminal.complete_commands(text, *self._typed.get(self._plan, (None, None))))
+
+    def about(self, plan: str) -> None:
+        self._plan = plan
+        super().about(plan)
+
+
 def run_flow(
     flow: Flow, spec: str, state: str | None, options: RunOptions, *, json: bool, verbose: bool, log: Log
 ) -> int:
@@ -317,7 +345,8 @@ def run_flow(
         example = terminal.next_command("run", spec_of(spec, flow, flow.plans[0]), "--from-version", "N", state=state)
         raise UsageError(f"--from-version is for one plan of flow {flow.name}: migrate it first, as in {example}.")
     states = state_roots(flow, state, plan_file(spec))
-    summary = _run_with_progress(flow, states, verbose, log, options)
+    typed = {name: (spec_of(spec, flow, each), state) for name, (each, _) in states.items()}
+    summary = _run_with_progress(flow, states, typed, verbose, log, options)
     if json:
         terminal.print_json(summary.as_dict())
         return summary.exit
@@ -359,7 +388,9 @@ def print_summary(
     )
     for count, status in unfinished:
         if count:
-            _print_examples(root, loaded, status, f"{count} {_spaced(status)}", many=count > EXAMPLES)
+            by_reason = terminal.next_command("deliveries", plan, "--status", status, "--by", "reason", state=state)
+            heading = f"{format_count(count)} {_spaced(status)}"
+            _print_examples(root, loaded, status, heading, by_reason, many=count > EXAMPLES)
     for count, status in unfinished[:3]:
         if count:
             listing = terminal.next_command("deliveries", plan, "--status", status, state=state)
@@ -392,34 +423,43 @@ def _spaced(status: str) -> str:
 
 
 def _describe_counts(summary: Summary) -> str:
-    """Format the counts: ``2 waves: 1200 delivered, 4 deleted, 3 dropped``."""
+    """Format the counts of deliveries: ``2 waves: 1 200 delivered, 4 deleted, made of 600 documents``."""
     if not summary.waves:
         unfinished = summary.exit in (1, 2, 4)  # messages named it: deletes, documents, an incomplete listing
         return "Nothing was delivered." if unfinished else "Nothing has changed since the last run."
-    waves = "1 wave" if summary.waves == 1 else f"{summary.waves} waves"
-    deleted = f", {summary.deleted} deleted" if summary.deleted else ""
-    dropped = f", {summary.dropped} dropped" if summary.dropped else ""
-    return f"{waves}: {summary.delivered} delivered{deleted}{dropped}"
+    counts = [f"{format_count(summary.delivered)} delivered"]
+    counts += [
+        f"{format_count(n)} {word}" for n, word in ((summary.deleted, "deleted"), (summary.dropped, "dropped")) if n
+    ]
+    documents = plural(summary.documents, "document", "documents")
+    origin = f", made of {documents}" if summary.delivered > summary.documents > 0 else ""
+    return f"{plural(summary.waves, 'wave', 'waves')}: {', '.join(counts)}{origin}"
 
 
-def _print_examples(root: StatePath, plan: Plan, status: str, heading: str, *, many: bool) -> None:
-    """Print the newest documents of a status, each with its reason; of many, the most frequent reasons."""
+def _print_examples(root: StatePath, plan: Plan, status: str, heading: str, by_reason: str, *, many: bool) -> None:
+    """Print the newest documents of a status, each with its reason; of many, the most frequent reasons.
+
+    Args:
+        by_reason: command that lists all reasons.
+    """
     from ferryman import account
     from ferryman.records.rows import reason_of
     from ferryman.state.state import COUNTED
 
     if many and not exists(root / COUNTED):  # not for a large state: it would take seconds after each run
-        reasons = account.reasons(root, status=status, limit=REASONS, plan=plan)
+        reasons = account.reasons(root, status=status, limit=None, plan=plan)
         terminal.print_line(heading + (":" if reasons else ""))
-        for row in reasons:
-            terminal.print_line(
-                f"  {row['deliveries']}: {row['reason'] or 'not sent yet'} (one of them: {row['example']})"
-            )
+        for row in reasons[:REASONS]:
+            reason = row["reason"] or "committed, and not sent yet"
+            terminal.print_line(f"  {format_count(row['deliveries'])}: {reason} (one of them: {row['example']})")
+        if rest := reasons[REASONS:]:
+            deliveries = plural(sum(row["deliveries"] for row in rest), "delivery", "deliveries")
+            terminal.print_line(f"  and {plural(len(rest), 'more reason', 'more reasons')}, {deliveries}: {by_reason}")
         return
     rows = account.deliveries(root, status=status, limit=EXAMPLES, plan=plan)
     terminal.print_line(heading + (", the newest of them:" if rows else ""))
     for row in rows:
         target = f" for {row['destination']}" if row["destination"] else ""
-        no_message = "not sent yet" if row["status"] == "BATCHED" else "no reason was given"
+        no_message = "committed, and not sent yet" if row["status"] == "BATCHED" else "no reason was given"
         reason = reason_of(row["message"] or no_message).removeprefix(f"{row['document']}: ")
         terminal.print_line(f"  {row['document']}{target}: {reason}")

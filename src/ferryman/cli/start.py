@@ -125,7 +125,7 @@ def demo(
     plan = load_plan(str(file))
     began = time.monotonic()
     options: RunOptions = {"master": master, "conf": spark_settings(conf)}
-    root, summary = run_plan(plan, file.absolute(), str(state), options, verbose=verbose)
+    root, summary = run_plan(plan, str(file), str(state), options, verbose=verbose)
     code = _print_results(summary, root, plan, time.monotonic() - began)
     _print_searches(directory / "index.db")
     _print_next_steps(directory)
@@ -206,7 +206,12 @@ def _print_next_steps(directory: Path) -> None:
 def search(
     db: Annotated[
         str,
-        typer.Argument(metavar="DB", show_default=False, help="An SQLite file, or the URL given to Sql in the plan."),
+        typer.Argument(
+            metavar="DB",
+            show_default=False,
+            help="An SQLite file, the URL given to Sql in the plan, or that of an index of OpenSearch or a collection "
+            "of Solr: http://localhost:9200/plays, http://localhost:8983/solr/plays.",
+        ),
     ],
     text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help="Words to look for.")],
     table: Annotated[str, typer.Option("--table", metavar="NAME", help="The Sql destination's table.")] = "documents",
@@ -214,9 +219,12 @@ def search(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Search what the Sql destination wrote.
+    """Search what the Sql, OpenSearch or Solr destination wrote.
 
-    Full text, best hits first; the plan says Sql(…, full_text=[…]). Starts no Spark.
+    Full text, best hits first; for a database the plan says Sql(…, full_text=[…]). A document has all the words:
+    "in quotes" they follow each other, kill* is any word that begins so, and OR stands between alternatives. Case does
+    not matter, nor do accents (in OpenSearch and Solr, if the fields' analyzers fold them), and ß is ss. Starts no
+    Spark.
     """
     hits = find_hits(db, text, table, limit)
     if json:
@@ -224,16 +232,23 @@ def search(
         return
     print_hits(hits)
     if not hits:
+        from ferryman.net import urls
         from ferryman.net.databases import redact
 
-        print_note(f"Nothing found for {text!r} in {redact(db)}.")
+        place = urls.strip_secrets(db) if db.startswith(("http://", "https://")) else redact(db)
+        print_note(f"Nothing found for {text!r} in {place}.")
 
 
 def find_hits(db: str, text: str, table: str = "documents", limit: int = 10) -> list[dict[str, object]]:
     """Return the hits as ``{"id", "title", "snippet", "rank"}``, best first."""
-    from ferryman.destinations.sql.search import search as search_index
+    if db.startswith(("http://", "https://")):
+        from ferryman.destinations.web_search import search as search_server
 
-    hits = search_index(db, text, table=table, limit=limit)
+        hits = search_server(db, text, limit=limit)
+    else:
+        from ferryman.destinations.sql.search import search as search_index
+
+        hits = search_index(db, text, table=table, limit=limit)
     return [{"id": h.id, "title": h.title, "snippet": h.snippet, "rank": h.rank} for h in hits]
 
 

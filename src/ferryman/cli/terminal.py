@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -18,7 +19,7 @@ from types import FrameType
 from typing import Any, Final, Self, TextIO
 
 from ferryman.errors import single_stops
-from ferryman.observe import Forwarding, Observer, one_line
+from ferryman.observe import Forwarding, Observer, format_count, one_line
 
 PAD_MAX = 48
 """Width up to which columns are padded, so that one very long id does not push the others out of sight."""
@@ -60,12 +61,24 @@ def print_json_array(values: Iterable[Any]) -> None:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table: ruled on a terminal, aligned with blanks in a pipe. Columns of numbers are right-aligned."""
-    cells = [[one_line("" if value is None else value) for value in row] for row in rows]
-    numeric = [bool(cells) and all(row[i].isdigit() or not row[i] for row in cells) for i in range(len(headings))]
+    values = [list(row) for row in rows]
+    cells = [[_format_cell(value) for value in row] for row in values]
+    numeric = [
+        bool(values) and all(isinstance(row[i], int) or str(row[i] or "0").isdigit() for row in values)
+        for i in range(len(headings))
+    ]
     if sys.stdout.isatty():
         _print_ruled(headings, cells, numeric)
     else:
         _print_aligned(headings, cells, numeric)
+
+
+def _format_cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return format_count(value)
+    return one_line(value)
 
 
 def _print_ruled(headings: Sequence[str], cells: list[list[str]], numeric: list[bool]) -> None:
@@ -105,6 +118,24 @@ def next_command(verb: str, plan: str, *rest: str, state: str | None = None) -> 
     """Return a command the user can type next, quoted for a shell: ``ferryman deliveries plan.py --status failed``."""
     state_option = ["--state", str(state)] if state is not None else []
     return f"{program_name()} {shlex.join([*verb.split(), plan, *state_option, *rest])}"
+
+
+_COMMAND: Final = re.compile(r"(?<!`)`ferryman ([^`]+)`(?!`)")
+
+
+_PLAN: Final = re.compile(r"\bPLAN\b")
+
+
+def complete_commands(text: str, plan: str | None, state: str | None) -> str:
+    """Put what the user typed into the commands of a message: ``PLAN`` becomes the plan, with its ``--state``.
+
+    Args:
+        plan: the PLAN argument; None: there is none.
+    """
+    if plan is None:
+        return text
+    typed = shlex.join([plan, *(["--state", state] if state is not None else [])])
+    return _COMMAND.sub(lambda found: f"`{program_name()} {_PLAN.sub(lambda _: typed, found[1])}`", text)
 
 
 def program_name() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
@@ -15,6 +15,7 @@ import msgspec
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
+from ferryman.destinations.queries import SNIPPET_CHARACTERS, Hit, Query, Term
 from ferryman.destinations.stored import Stored, canonical_fields, canonical_json, content_hash, slices
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, DeliveryError, Misconfigured, PermanentError, PlanError, Unavailable
@@ -741,6 +742,29 @@ class OpenSearch(Destination):
         for some in slices(ids, PAGE):
             yield read_page(self._ask(http, "POST", f"{index}/_mget", {"ids": some}, ()).body)
 
+    def search(self, query: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
+        """Return the documents that match the query in any of the index's text fields, best first."""
+        http = self._connection()
+        path = f"/{quote(self.index, safe='')}"
+        try:
+            mapped = msgspec.json.decode(self._ask(http, "GET", f"{path}/_mapping", None, ()).body)
+            names = [name for each in mapped.values() for name in text_fields(each["mappings"].get("properties", {}))]
+            if not names:
+                return []
+            answer = self._ask(http, "POST", f"{path}/_search", search_request(query, names, limit, mark), ())
+            hits = msgspec.json.decode(answer.body)["hits"]["hits"]
+        finally:
+            http.close()
+        return [
+            Hit(
+                hit["_id"],
+                None if hit["_source"].get("title") is None else str(hit["_source"]["title"]),
+                " … ".join(part for parts in hit.get("highlight", {}).values() for part in parts),
+                -float(hit["_score"]),
+            )
+            for hit in hits
+        ]
+
     def open(self, context: DestinationContext) -> None:
         self._once = context.guarantee is Guarantee.AT_MOST_ONCE
         self._http = self._connection()
@@ -878,6 +902,42 @@ class OpenSearch(Destination):
         return Misconfigured(
             f"{self.target()}: what answers there is neither OpenSearch nor Elasticsearch. Correct the url.",
         )
+
+
+def text_fields(properties: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Yield the names of the text fields of a mapping, except Ferryman's own."""
+    for name, field in properties.items():
+        if field.get("type") == "text":
+            yield before + name
+        if before or name != OBJECT:
+            yield from text_fields(field.get("properties", {}), f"{before}{name}.")
+
+
+def search_request(query: Query, names: Sequence[str], limit: int, mark: tuple[str, str]) -> dict[str, Any]:
+    """Return the body of a search; no character of the query has a meaning of its own."""
+    alternatives = [{"bool": {"must": [_any_of(_spellings(term, names)) for term in terms]}} for terms in query]
+    return {
+        "size": limit,
+        "_source": ["title"],
+        "query": _any_of(alternatives),
+        "highlight": {
+            "fields": {name: {} for name in names},
+            "require_field_match": False,
+            "number_of_fragments": 1,
+            "fragment_size": SNIPPET_CHARACTERS,
+            "pre_tags": [mark[0]],
+            "post_tags": [mark[1]],
+        },
+    }
+
+
+def _any_of(queries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"bool": {"should": queries, "minimum_should_match": 1}}
+
+
+def _spellings(term: Term, names: Sequence[str]) -> list[dict[str, Any]]:
+    kind = "phrase_prefix" if term.is_prefix else "phrase"
+    return [{"multi_match": {"query": each, "type": kind, "fields": list(names)}} for each in term.spellings()]
 
 
 class ServerFault(Exception):

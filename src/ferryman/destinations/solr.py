@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
@@ -12,6 +13,7 @@ import msgspec
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome, printable_id
+from ferryman.destinations.queries import SNIPPET_CHARACTERS, Hit, Query, Term
 from ferryman.destinations.stored import Stored
 from ferryman.errors import BadDocument, Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import urls
@@ -198,6 +200,38 @@ class Collection:
                     yield Stored(doc["id"], digest)
             next_mark = content["nextCursorMark"]
 
+    def search(self, query: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
+        """Return the documents that match the query in any of the collection's text fields, best first."""
+        luke = self._json(self._ask("GET", "/admin/luke?numTerms=0&wt=json"))
+        names = [name for name, field in luke["fields"].items() if str(field.get("type", "")).startswith("text")]
+        if not names:
+            return []
+        form = {
+            "q": " OR ".join(f"({' AND '.join(_term_query(term, names) for term in terms)})" for terms in query),
+            "fq": f"{self._names.hash}:*",
+            "fl": "id,title,score",
+            "rows": str(limit),
+            "wt": "json",
+            "hl": "true",
+            "hl.method": "unified",
+            "hl.fl": ",".join(names),
+            "hl.snippets": "1",
+            "hl.fragsize": str(SNIPPET_CHARACTERS),
+            "hl.tag.pre": mark[0],
+            "hl.tag.post": mark[1],
+        }
+        found = self._json(self._ask("POST", "/select", urlencode(form).encode(), _FORM))
+        marked = found.get("highlighting", {})
+        return [
+            Hit(
+                doc["id"],
+                None if (title := _single_value(doc.get("title"))) is None else str(title),
+                " … ".join(part for parts in marked.get(doc["id"], {}).values() for part in parts),
+                -float(doc["score"]),
+            )
+            for doc in found["response"]["docs"]
+        ]
+
     def _check_log_replayed(self) -> None:
         """Check that the server has replayed its transaction log.
 
@@ -306,6 +340,30 @@ class Collection:
 
 _JSON: Final = "application/json"
 _FORM: Final = "application/x-www-form-urlencoded"
+
+
+_SPECIAL: Final = re.compile(r'([-+!(){}\[\]^"~*?:\\/&|\s])')
+"""Characters that have a meaning in Solr's query language."""
+
+
+def _escape(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text)
+
+
+def _term_query(term: Term, names: Sequence[str]) -> str:
+    """Return a term in Solr's query language, in which no character of it has a meaning. A last word that is only the
+    beginning of one need not follow the words before it."""
+    queries = []
+    for phrase in term.spellings():
+        words = phrase.split()
+        whole = " ".join(words[:-1] if term.is_prefix else words)
+        escaped = whole.replace("\\", "\\\\").replace('"', '\\"')
+        for name in map(_escape, names):
+            parts = [f'{name}:"{escaped}"'] if whole else []
+            if term.is_prefix:
+                parts.append(f"{name}:{_escape(words[-1].lower())}*")
+            queries.append(f"({' AND '.join(parts)})")
+    return f"({' OR '.join(queries)})"
 
 
 def _single_value(value: Any) -> Any:
@@ -452,6 +510,14 @@ class Solr(Destination):
         http = self._connection()
         try:
             yield from Collection(http, self.target(), self.names, TIMEOUT_S).stored(ids)
+        finally:
+            http.close()
+
+    def search(self, query: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
+        """Return the documents that match the query in any of the collection's text fields, best first."""
+        http = self._connection()
+        try:
+            return Collection(http, self.target(), self.names, TIMEOUT_S).search(query, limit, mark)
         finally:
             http.close()
 

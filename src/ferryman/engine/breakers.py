@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -21,6 +21,7 @@ from ferryman.plan import DestinationNode, JoinNode, Plan, StepNode
 from ferryman.plan.calls import REMEDY, always_returns_none
 from ferryman.plan.nodes import CAPABILITIES_VARIABLE, join_names, local_capabilities
 from ferryman.records.families import decode_held
+from ferryman.state.activity import Trouble
 
 
 class ListCapabilities:
@@ -352,10 +353,38 @@ class BreakerRegistry(Breakers):
         nodes = sorted(self.items(), key=lambda item: not self.is_destination(item[0]))
         return [self._stopped(key, breaker) for key, breaker in nodes]
 
+    def troubles(self) -> list[Trouble]:
+        """Return the nodes that are not called for now, for ``status``."""
+        return [self._trouble(key, breaker) for key, breaker in self.items() if breaker.state not in _WORKING]
+
+    def _trouble(self, key: str, breaker: Breaker) -> Trouble:
+        wait_s, now = self.wait_s(key), time.time()
+        return Trouble(
+            key.partition(" ")[0],
+            self.label(key),
+            self.is_destination(key),
+            breaker.why[:_WHY_SHOWN],
+            now - (self._clock() - breaker.since),
+            None if wait_s is None else now + wait_s,
+        )
+
+    def call_again(self, keys: Collection[str] | None) -> None:
+        """Let nodes be called at once, whatever they are waiting for.
+
+        Args:
+            keys: names of nodes; None: all.
+        """
+        for key, breaker in self.items():
+            if keys is None or key.partition(" ")[0] in keys:
+                breaker.until = self._clock()
+
     def _stopped(self, key: str, breaker: Breaker) -> Stopped:
         kind = self._kinds.get(key.partition(" ")[0], "node")
         return Stopped(self.label(key).partition(" ")[2], kind, breaker.why, breaker.permanent)
 
+
+_WHY_SHOWN: Final = 500
+"""Characters of a node's error that are noted for ``status``."""
 
 _WORKING: Final = (BreakerState.CLOSED, BreakerState.HALF_OPEN)
 """States in which nothing is known to be wrong with the node."""

@@ -99,7 +99,7 @@ def record_plan_changes(state: State, accept_changes: bool) -> None:
     """
     if not migration.is_pending(state):
         changes = state.record_plan(accept_changes=accept_changes)
-        remedy = "to reprocess all, run `ferryman retry --force`"
+        remedy = "to reprocess all, run `ferryman retry PLAN --force`"
         state.notes += [f"{change}: existing documents are not reprocessed; {remedy}" for change in changes.structure]
         if changes.code:
             state.notes.append(

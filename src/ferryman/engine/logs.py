@@ -178,7 +178,7 @@ class Logs:
             if count := held_back.stuck_count:
                 yield (
                     f"{name}: {count} exports wait for earlier ones of their keys, which a step or router could not "
-                    "take: `ferryman deliveries` names them; fix it and retry those."
+                    "take: `ferryman deliveries PLAN` names them; fix it and retry those."
                 )
         for (source, _), entry in self._blocked.items():
             if not entry.stop and not entry.held:

@@ -247,7 +247,7 @@ def refuse_incompatible(old: State, plan: Plan, *, fenced: bool) -> None:
         raise UsageError(
             f"--from-version {version}: this plan keeps state by key, and version {version} is not done with what it "
             f"was given:\n  " + "\n  ".join(unfinished) + f"\nRun version {version} to its end first; retry what has "
-            "failed, or give it up with `ferryman resolve --as dropped`. Nothing was changed."
+            "failed, or give it up with `ferryman resolve PLAN --as dropped`. Nothing was changed."
         )
 
 

@@ -15,7 +15,7 @@ from ferryman.engine.deliver.dispatch import Dispatcher
 from ferryman.engine.due_documents import Hashes
 from ferryman.engine.logs import Logs
 from ferryman.engine.results import Listing, PendingRetries, WantedIds
-from ferryman.limits import GIB, KIB, MIB
+from ferryman.observe import format_size
 from ferryman.plan import Plan, sources_of
 from ferryman.records.rows import now_us, wait_s
 from ferryman.state.outbox import pending_rows
@@ -151,17 +151,6 @@ class Backlog:
             if pending := pending_rows(file):
                 sizes[file.partition["destination"]] += file.size * pending // file.rows
         return sizes
-
-
-def format_size(size: int) -> str:
-    """Format a size for users: ``4.2 GiB``."""
-    for unit, name in _UNITS:
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size} bytes"
-
-
-_UNITS: Final = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
 # Documents that are due for a retry but that no source lists: not every scan looks for them.

@@ -93,7 +93,7 @@ def _refuse_unfinished(state: State, chosen: Collection[str], sources: Sequence[
             + "\n  ".join(unfinished)
             + "\nRun without "
             "--reset-state first (also if a run with it was killed); retry what has failed, or give it up with "
-            "`ferryman resolve --as dropped`. Nothing was changed."
+            "`ferryman resolve PLAN --as dropped`. Nothing was changed."
         )
 
 
@@ -103,8 +103,8 @@ def _refuse_unmoved(rewinds: Mapping[str, _Rewind]) -> None:
     if not any(each.moved or each.replaced for each in rewinds.values()):
         raise UsageError(
             f"--reset-state: none of {', '.join(rewinds)} was moved since, so there is nothing to count again: "
-            "`ferryman queue rewind` moves a reader. If a run with --reset-state was killed, it was done: run without "
-            "it. Nothing was changed."
+            "`ferryman queue rewind QUEUE READER` moves a reader. If a run with --reset-state was killed, "
+            "it was done: run without it. Nothing was changed."
         )
 
 

@@ -24,6 +24,7 @@ from typing import Final
 from ferryman import crash, limits
 from ferryman.account.queries import all_errors_queued, cache_counts, outstanding_for_driver
 from ferryman.engine import commands, migration
+from ferryman.engine.activity import ActivityRecorder
 from ferryman.engine.at_most_once import recover_once_wave
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
 from ferryman.engine.commit import NO_POSITIONS, commit_staged
@@ -42,9 +43,9 @@ from ferryman.engine.summary import describe_staged
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.notify import Reporter
-from ferryman.observe import Observer
+from ferryman.observe import Forwarding, Observer
 from ferryman.records.rows import now_us
-from ferryman.state.commands import queued_commands
+from ferryman.state.commands import OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.state import State
 
@@ -72,7 +73,6 @@ class Run:
         self._plan = state.plan
         self._runner = runner
         self._run_tasks: RunTasks = partial(run_isolating, runner, in_driver=True)
-        self._observer = observer
         self._settings = settings
         self._clock = clock
         self._summary = Summary()
@@ -86,6 +86,8 @@ class Run:
         self._waited = 0.0
         pickled_plan = PickledPlan.of(state.plan)
         self._breakers = BreakerRegistry(state.plan, self._add_message, clock.now)
+        self._activity = ActivityRecorder(state, self._breakers.troubles)
+        self._observer = observer = Forwarding(self._activity, observer)
         self._dispatcher = Dispatcher(state, pickled_plan, runner, self._breakers, pace_s=settings.pace_s)
         self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
@@ -109,7 +111,9 @@ class Run:
             self.report()
             if every is None:
                 return self.finish()
-            self._clock.sleep(max(0.0, started + every - time.monotonic()))
+            pause = max(0.0, started + every - time.monotonic())
+            self._activity.wait(pause)
+            self._clock.sleep(pause)
 
     def turn(self, *, scan: bool = True, endless: bool = True, until: float | None = None) -> bool:
         """Scan once, if asked to, and deliver what is due; returns whether the listing was complete.
@@ -133,6 +137,7 @@ class Run:
         if self._sequence_guard.report():
             self._run_delivery_wave()
         self._count_cache.refresh()
+        self._activity.wait()
         return not (scan and self._listing_incomplete)
 
     def report(self) -> None:
@@ -249,7 +254,8 @@ class Run:
         self._observer.expects(batch.rows)
         staged, positions = self._transform.run(number, batch)
         self._pending.unlisted_sources |= self._transform.unseen
-        self._observer.outcome(describe_staged(batch.rows, staged))
+        self._observer.outcome(describe_staged(batch, staged))
+        self._summary.documents += batch.rows
         crash.point("transform.done")
         if positions or any(s.outbox or s.documents or s.ledger for s in staged):
             self._observer.staged(sum(part.rows for s in staged for _, part in s.outbox))
@@ -298,6 +304,8 @@ class Run:
         for command in queued_commands(self._state):
             count = commands.apply(self._state, command)
             self._pending.unlisted.forget()
+            if command.definition.outbox is OutboxEffect.DUE:
+                self._breakers.call_again(None if command.destination is None else {command.destination})
             self._add_message(f"applied `{command.verb}` by {command.who}: {count} deliveries")
         return self._state.wave > before
 
@@ -319,6 +327,7 @@ class Run:
                 if pause > limit or (until is not None and time.monotonic() + pause > until):
                     return
                 self._waited += pause if self._settings.wait is not None else 0
+                self._activity.wait(pause)
                 self._clock.sleep(pause)
                 idle = 0
                 continue

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ferryman import limits
 from ferryman.engine.results import Listing, Staged
-from ferryman.engine.tasks import WaveBatch
-from ferryman.observe import format_count, plural
+from ferryman.engine.tasks import LogBatch, WaveBatch
+from ferryman.observe import format_count, format_size, plural
 
 _EXITS_BY_PRECEDENCE: Final = (1, 2, 4, 3)
 """Exit codes by precedence: a flow ends with the first of them that any of its plans has; else 0."""
@@ -19,7 +20,8 @@ class Summary:
     """Result of a run: what it did and what it left undone.
 
     ``waves``, ``delivered``, ``deleted`` and ``dropped`` are this run's, each delivery in one of them; ``failed``,
-    ``rejected``, ``pending`` and ``in_doubt`` are the whole state's.
+    ``rejected``, ``pending`` and ``in_doubt`` are the whole state's. ``documents`` is the number of documents that this
+    run has read to process them, each of which may make several deliveries, or none.
     """
 
     exit: int = 0
@@ -31,12 +33,13 @@ class Summary:
     rejected: int = 0
     pending: int = 0
     in_doubt: int = 0
+    documents: int = 0
     messages: list[str] = dataclasses.field(default_factory=list)
 
     def as_dict(self) -> dict[str, int]:
         """Return the object of ``run --json``."""
         counts = dataclasses.asdict(self)
-        del counts["messages"]
+        del counts["messages"], counts["documents"]
         return counts
 
     def set_exit(self, *, held: bool, incomplete: bool, reported: bool = False) -> None:
@@ -89,17 +92,24 @@ class FlowSummary:
 
 
 def describe_listing(listings: Sequence[Listing], batches: Sequence[WaveBatch]) -> str:
-    """Return ``1000 documents listed, 10 to look at``."""
+    """Return ``1 000 documents listed; 10 are new, or read to see whether they changed``."""
     listed, rows = sum(listing.rows for listing in listings), sum(batch.rows for batch in batches)
     waves = f" in {len(batches)} waves" if len(batches) > 1 else ""
-    return f"{plural(listed, 'document', 'documents')} listed, {format_count(rows)} to look at{waves}"
+    words = ("is new, or is", "it") if rows == 1 else ("are new, or are", "they")
+    read = f"{format_count(rows)} {words[0]} read to see whether {words[1]} changed"
+    return f"{plural(listed, 'document', 'documents')} listed; {read}{waves}"
 
 
-def describe_staged(rows: int, staged: Sequence[Staged]) -> str:
-    """Return ``10 documents, 20 deliveries to send, 1 dropped``."""
+_SIZE_SHOWN: Final = limits.MIB
+"""Bytes of a wave's documents from which on their size is said: a wave of one large document looks odd without it."""
+
+
+def describe_staged(batch: WaveBatch | LogBatch, staged: Sequence[Staged]) -> str:
+    """Return ``10 documents of 1.2 GiB, 20 deliveries to send, 1 dropped``."""
     deliveries = sum(part.rows for s in staged for _, part in s.outbox)
     dropped = sum(s.counts["dropped"] for s in staged)
     failed = sum(s.counts["dead"] + s.counts["error_doc"] for s in staged)
     more = [f"{format_count(n)} {word}" for n, word in ((dropped, "dropped"), (failed, "failed or rejected")) if n]
+    size = f" of {format_size(batch.bytes)}" if batch.bytes >= _SIZE_SHOWN else ""
     sent = f"{plural(deliveries, 'delivery', 'deliveries')} to send"
-    return ", ".join([plural(rows, "document", "documents"), sent, *more])
+    return ", ".join([f"{plural(batch.rows, 'document', 'documents')}{size}", sent, *more])

@@ -30,7 +30,7 @@ class IdentifierNote(msgspec.Struct, frozen=True):
 
 
 class JobIdentifiers(Destination):
-    """Writes identifiers that a step has minted back to the document's job: `ferryman intake serve` adds them to the
+    """Writes identifiers that a step has minted back to the job: `ferryman intake serve PLAN` adds them to the
     job's ``identifiers`` when all of its documents are delivered, and they appear in reports.
 
     A document's field ``primary_id`` becomes the job's primary id, ``local_id`` (text, or a list) its additional local
@@ -41,7 +41,7 @@ class JobIdentifiers(Destination):
     If a later job contains the same file, it counts as unchanged and runs through no step; the later job gets the same
     identifiers.
 
-    It works only in a plan that ``ferryman intake serve`` runs; in any other it is misconfigured. The reported
+    It works only in a plan that ``ferryman intake serve PLAN`` runs; in any other it is misconfigured. The reported
     identifiers are kept in the working space, below ``identifiers/``, one small file per document.
 
     Args:
@@ -88,7 +88,8 @@ class JobIdentifiers(Destination):
     def _root(self) -> Path:
         if self._folder is None:
             raise Misconfigured(
-                "JobIdentifiers: only `ferryman intake serve` runs documents of jobs. Serve the queue with this plan."
+                "JobIdentifiers: only `ferryman intake serve PLAN` runs documents of jobs. Serve the queue with this "
+                "plan."
             )
         return Path(self._folder)
 

@@ -39,7 +39,7 @@ class ItemLocked(StateError):
     def __str__(self) -> str:
         return (
             f"{self.path}: another process is working on it, and holds this lock. Nothing was changed. Wait until it "
-            "is released; `ferryman intake unlock` revokes it."
+            "is released; `ferryman intake unlock ID` revokes it."
         )
 
 

@@ -71,8 +71,8 @@ class Jobs(Source):
     lists_all = False
     in_batches = True
     comes_again = (
-        "Only jobs in Processing are listed: requeue the job if it failed (ferryman intake requeue), or submit its "
-        "files again (ferryman intake submit)."
+        "Only jobs in Processing are listed: requeue the job if it failed (`ferryman intake requeue JID`), or "
+        "submit its files again (`ferryman intake submit PAYLOAD`)."
     )
     encodes_ids = True
 
@@ -132,8 +132,8 @@ class Jobs(Source):
         if self._queue is None:
             if self.url is None:
                 raise UsageError(
-                    "Jobs(): no queue is named. `ferryman intake serve` supplies one; for `ferryman run` name it: "
-                    "Jobs('sqlite:///queue.db')."
+                    "Jobs(): no queue is named. `ferryman intake serve PLAN` supplies one; for `ferryman run PLAN` "
+                    "name it: Jobs('sqlite:///queue.db')."
                 )
             self._queue = JobQueue.open(self.url)
         return self._queue

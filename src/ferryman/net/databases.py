@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Final
 
@@ -63,6 +66,14 @@ def redact_text(text: str, url: sa.URL) -> str:
         if secret:
             text = text.replace(str(secret), _HIDDEN)
     return text
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Keep SQLAlchemy's warnings, as of types that it does not know, from the user, who can do nothing about them:
+    Ferryman reads the names of existing columns only."""
+    with warnings.catch_warnings(action="ignore", category=sa.exc.SAWarning):
+        yield
 
 
 def _absolute(url: sa.URL) -> sa.URL:

@@ -169,7 +169,7 @@ SQLITE: Final[dict[int, Fault]] = {
     sqlite3.SQLITE_AUTH: Fault(Misconfigured, "make the file readable and writable, then run again"),
     sqlite3.SQLITE_NOTADB: Fault(Misconfigured, "give the path of an SQLite database or of no file, then run again"),
     sqlite3.SQLITE_CORRUPT: Fault(
-        Misconfigured, "restore the file from a copy, or delete it and run `ferryman retry --force`"
+        Misconfigured, "restore the file from a copy, or delete it and run `ferryman retry PLAN --force`"
     ),
     sqlite3.SQLITE_TOOBIG: Fault(PermanentError, "shorten it in a step"),
     sqlite3.SQLITE_CONSTRAINT: Fault(PermanentError, "change the document in a step, or the table's constraint"),

@@ -22,6 +22,7 @@ from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign
 from ferryman.plan import Differences, NodeRecord, Plan, changes, structure
 from ferryman.plan.structure import Structure, reachable_destinations
 from ferryman.records import rows
+from ferryman.state.activity import Activity
 from ferryman.state.journal import Journal
 from ferryman.state.keyed import create_missing_tables, create_tables, existing_tables, keyed_tables, missing_tables
 from ferryman.storage import disk, files
@@ -225,6 +226,11 @@ class State:
         """Record a structure durably."""
         files.replace(self.root / PLAN, files.seal(plan))
         crash.point("plan.kept")
+
+    def note_activity(self, activity: Activity) -> None:
+        """Record what this driver is doing, for ``find_activity``."""
+        if self._lock is not None:
+            self._lock.note(msgspec.to_builtins(activity))
 
     def release(self) -> None:
         """Stop being the driver."""

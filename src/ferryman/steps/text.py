@@ -318,6 +318,12 @@ _GAP: Final = re.compile(r"\n[^\S\n]*+(?:\n[^\S\n]*+)++")
 _KEY_BYTES: Final = 16
 
 
+_STRETCH_PIECES: Final = 4
+"""Pieces of a stretch, on average: shorter ones confine an edit more, and leave more pieces that are not full."""
+_TOKEN_CHARACTERS: Final = 4
+"""Characters of a token, on average."""
+
+
 class _Part(NamedTuple):
     """A part of a text, and the headings it stands under."""
 
@@ -344,8 +350,11 @@ class split_text(StepWithDefaults):
     follows. With ``key="content"`` it is a hash of the part's text, for parts that are equal with ``-2``, ``-3`` and so
     on: then an insertion changes no other child's id, and a child that was not changed is not sent again. Of a section
     it is a hash of its headings: it keeps its id, and so do parts that are made of it, when something in it changes.
-    Pieces of a size, and windows of several units, begin elsewhere after an insertion; by paragraphs, sentences or
-    headings, one each, they do not.
+    Pieces of a size, without overlap, begin anew at some paragraphs, which their own text chooses: an edit changes the
+    pieces around it, some four of them, and no others. Windows of several units, and pieces with overlap, begin
+    elsewhere after an insertion; by paragraphs, sentences or headings, one each, they do not.
+
+    A paragraph that is a heading of Markdown is not a part: it stands before the paragraph that follows.
 
     ``Plan.step("split", split_text)`` is ``split_text()``. Sentences, characters and tokens need
     ``pip install 'ferryman[split]'``; nothing is loaded from the web.
@@ -439,12 +448,31 @@ class split_text(StepWithDefaults):
                 yield from _sections(text, doc.outline)
             case "paragraphs":
                 units = [unit.strip("\n") for unit in _GAP.split(text.strip("\n")) if unit.strip()]
-                yield from self._windows(units, "\n\n")
+                yield from self._windows(_with_headings(units), "\n\n")
             case "sentences":
                 yield from self._windows(_sentences(self._language_of(doc), text), " ")
             case _:
                 splitter = self._splitter()
-                yield from (_Part(piece) for piece in splitter.chunks(text) if piece.strip())
+                for stretch in self._stretches(text):
+                    yield from (_Part(piece) for piece in splitter.chunks(stretch) if piece.strip())
+
+    def _stretches(self, text: str) -> Iterator[str]:
+        """Yield the stretches of a text that are cut into pieces by themselves: the whole, or, if pieces have keys of
+        their content, from one paragraph that begins a stretch to the next."""
+        assert self.size is not None
+        if self.key == "number" or self.overlap:
+            yield text
+            return
+        characters = self.size * (_TOKEN_CHARACTERS if self.by == "tokens" else 1) * _STRETCH_PIECES
+        start = end = 0
+        for gap in [*_GAP.finditer(text), None]:
+            begins, end = end, len(text) if gap is None else gap.end()
+            paragraph = text[begins : end if gap is None else gap.start()]
+            share = int.from_bytes(blake2b(paragraph.encode(), digest_size=8).digest()) / 2**64
+            if begins > start and share < len(paragraph) / characters:  # longer ones begin one more often
+                yield text[start:begins]
+                start = begins
+        yield text[start:]
 
     def _windows(self, units: list[str], between: str) -> Iterator[_Part]:
         """Yield parts of ``size`` units, each beginning ``overlap`` units before the end of the previous one."""
@@ -483,6 +511,24 @@ def _character_splitter(size: int, overlap: int) -> Any:
     from semantic_text_splitter import TextSplitter
 
     return TextSplitter(size, overlap=overlap)
+
+
+def _with_headings(paragraphs: list[str]) -> list[str]:
+    """Put paragraphs that consist of headings before the paragraph that follows; those at the end behind the last
+    one."""
+    units: list[str] = []
+    headings: list[str] = []
+    for paragraph in paragraphs:
+        lines = split_lines(paragraph)
+        found = find_headings(lines)
+        if found and sum(heading.end - heading.line for heading in found) == len(lines):
+            headings.append(paragraph)
+        else:
+            units.append("\n\n".join([*headings, paragraph]))
+            headings = []
+    if headings and units:
+        headings.insert(0, units.pop())
+    return [*units, "\n\n".join(headings)] if headings else units
 
 
 def _sentences(language: str, text: str) -> list[str]:

@@ -15,9 +15,9 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -33,6 +33,46 @@ _READER_WAIT_S: Final = 5.0
 _LOCK_WAIT_S: Final = 30.0
 """Default time to wait for a lock, in seconds; its holder may have been stopped."""
 
+_PROBE_S: Final = 0.1
+"""Seconds that ``Lock.take`` waits: ``find_holder`` may be trying the lock, for microseconds."""
+
+_NOTE_BYTES: Final = 64 * 1024
+"""Bytes of a lock file that are read: who holds it, and what that process noted."""
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The process that holds a lock, or the last one that did.
+
+    Attributes:
+        since: when it took the lock, ISO 8601.
+        is_active: whether it holds the lock now. In an object store: whether it renewed it within the last minute.
+        note: what it noted last, see ``Lock.note``; it outlives the process.
+    """
+
+    host: str
+    pid: int
+    since: str
+    is_active: bool
+    note: Mapping[str, Any]
+
+
+def find_holder(path: StatePath) -> Holder | None:
+    """Return who holds the lock of a state, or held it last; None if nobody ever did. Keeps nobody out."""
+    if isinstance(path, ObjectPath):
+        return _find_lease_holder(path)
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:  # no state yet, or no permission to read the file
+        return None
+    try:
+        is_free = _try_lock(fd, fcntl.LOCK_SH)
+        if is_free:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        host, pid, since = _read_holder(fd)
+        return Holder(host, pid, since, not is_free, _read_note(fd)) if pid or not is_free else None
+    finally:
+        os.close(fd)
+
 
 class Lock:
     """Exclusive lock on a file, held from ``take`` until ``release`` or the end of the process, however it ends."""
@@ -40,23 +80,31 @@ class Lock:
     def __init__(self, path: Path, fd: int) -> None:
         self._path = path
         self._fd = fd
+        self._since = _now()
 
     @classmethod
     def take(cls, path: Path) -> Self:
-        """Take the lock without waiting.
+        """Take the lock. What its last holder noted stays in the file until this one notes something.
 
         Raises:
             StateHeld: another process holds it; names it.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            if not _try_lock(fd, fcntl.LOCK_EX):
+            if not lock_with_timeout(fd, fcntl.LOCK_EX, _PROBE_S):
                 raise StateHeld(str(path.parent), *_read_holder(fd))
-            _write_holder(fd)
+            lock = cls(path, fd)
+            _write_holder(fd, lock._since, _read_note(fd))
         except BaseException:  # such as a full disk: otherwise nobody would release it
             os.close(fd)
             raise
-        return cls(path, fd)
+        return lock
+
+    def note(self, what: Mapping[str, Any]) -> None:
+        """Record what this process is doing, for ``find_holder``. Not synced, and lost if the disk is full."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                _write_holder(self._fd, self._since, what)
 
     def release(self) -> None:
         """Release the lock."""
@@ -96,7 +144,7 @@ def hold_lock(path: StatePath, wait_s: float = _LOCK_WAIT_S, *, signed: bool = F
         is_held = lock_with_timeout(fd, fcntl.LOCK_EX, wait_s)
         if is_held and signed:
             with contextlib.suppress(OSError):  # a full disk must not prevent anyone from making room
-                _write_holder(fd)
+                _write_holder(fd, _now(), {})
         yield is_held
     finally:
         os.close(fd)
@@ -177,18 +225,34 @@ def _try_lock(fd: int, kind: int) -> bool:
     return True
 
 
-def _write_holder(fd: int) -> None:
-    """Record in the lock file that this process holds it."""
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}), 0)
+def _write_holder(fd: int, since: str, note: Mapping[str, Any]) -> None:
+    """Record in the lock file that this process holds it, in one line: a reader beside it sees the old or the new."""
+    record = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "note": note}
+    line = msgspec.json.encode(record) + b"\n"
+    os.pwrite(fd, line, 0)
+    os.ftruncate(fd, len(line))
+
+
+def _read_record(fd: int) -> dict[str, Any]:
+    """Return the record of a lock file; empty if there is none, or it is damaged."""
+    try:
+        record = msgspec.json.decode(os.pread(fd, _NOTE_BYTES, 0).partition(b"\n")[0])
+    except msgspec.DecodeError:
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _read_holder(fd: int) -> tuple[str, int, str]:
     try:
-        holder = msgspec.json.decode(os.pread(fd, 4096, 0))
-        return str(holder["host"]), int(holder["pid"]), str(holder["since"])
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        record = _read_record(fd)
+        return str(record["host"]), int(record["pid"]), str(record["since"])
+    except (KeyError, TypeError, ValueError):
         return "an unknown host", 0, "just now"  # locked, but not yet signed
+
+
+def _read_note(fd: int) -> dict[str, Any]:
+    note = _read_record(fd).get("note")
+    return note if isinstance(note, dict) else {}
 
 
 # --- lease of a state in an object store: an object that names its holder and is renewed by it ---
@@ -209,6 +273,7 @@ class LeaseHolder(msgspec.Struct, frozen=True):
         machine: identifies the machine and container.
         start: when the process started, by the machine's own count, because process ids are reused.
         counter: number of renewals.
+        note: what the holder is doing, see ``Lock.note``.
     """
 
     token: str
@@ -218,6 +283,7 @@ class LeaseHolder(msgspec.Struct, frozen=True):
     start: str
     since: str
     counter: int = 0
+    note: dict[str, Any] = {}
 
     @property
     def is_gone(self) -> bool:
@@ -231,6 +297,7 @@ class ObjectLease:
     def __init__(self, path: ObjectPath, holder: LeaseHolder, tag: str) -> None:
         self._path = path
         self._holder = holder
+        self._note = holder.note
         self._tag: str | None = tag
         self._ended = threading.Event()
         self._renewing = threading.Thread(target=self._renew, name="ferryman-lease", daemon=True)
@@ -249,41 +316,45 @@ class ObjectLease:
         """
         this = Process.current()
         own = LeaseHolder(uuid.uuid4().hex, socket.gethostname(), this.machine, this.pid, this.start, _now())
-        data = msgspec.json.encode(own)
         last_seen: tuple[str, float] | None = None
         while True:
             found = path.store.get_tagged(path.key)
             if found is None:
-                if (tag := path.store.create(path.key, data)) is not None:
+                if (tag := path.store.create(path.key, msgspec.json.encode(own))) is not None:
                     return cls(path, own, tag)
                 continue
             holder, tag = _decode_holder(found[0]), found[1]
+            own = msgspec.structs.replace(own, note=holder.note if holder is not None else {})
             if last_seen is None or last_seen[0] != tag:
                 if last_seen is not None and holder is not None and not holder.is_gone and holder.token:
                     raise _held_error(path, holder)  # it was renewed, or taken, while we watched
                 last_seen = tag, time.monotonic()
             expired = time.monotonic() - last_seen[1] >= EXPIRES_S
             if holder is None or not holder.token or holder.is_gone or expired or take_over:
-                if (new_tag := path.store.put(path.key, data, tag)) is not None:
+                if (new_tag := path.store.put(path.key, msgspec.json.encode(own), tag)) is not None:
                     return cls(path, own, new_tag)
             elif holder.machine == own.machine:
                 raise _held_error(path, holder)
             else:
                 time.sleep(_POLL_S)
 
+    def note(self, what: Mapping[str, Any]) -> None:
+        """Record what this process is doing, for ``find_holder``: with the next renewal."""
+        self._note = dict(what)
+
     def release(self) -> None:
         """Release the lease."""
         if not self._ended.is_set():
             self._ended.set()
             self._renewing.join()
-            self._write(msgspec.structs.replace(self._holder, token=""))
+            self._write(msgspec.structs.replace(self._holder, token="", note=self._note))
 
     def _renew(self) -> None:
         while not self._ended.wait(HEARTBEAT_S) and self._tag is not None:
             self._renew_now()
 
     def _renew_now(self) -> None:
-        self._holder = msgspec.structs.replace(self._holder, counter=self._holder.counter + 1)
+        self._holder = msgspec.structs.replace(self._holder, counter=self._holder.counter + 1, note=self._note)
         self._write(self._holder)
 
     def _write(self, holder: LeaseHolder) -> None:
@@ -298,6 +369,19 @@ class ObjectLease:
 
 def _held_error(path: ObjectPath, holder: LeaseHolder) -> StateHeld:
     return StateHeld(str(path.parent), holder.host, holder.pid, holder.since)
+
+
+def _find_lease_holder(path: ObjectPath) -> Holder | None:
+    """Return who holds a lease, or held it last. The store's clock decides whether it is renewed: it is compared with
+    this machine's, so a clock that is wrong by a minute shows the wrong answer, and nothing else relies on it."""
+    found = path.store.get_tagged(path.key)
+    holder = None if found is None else _decode_holder(found[0])
+    stored = path.store.head(path.key)
+    if holder is None or stored is None:
+        return None
+    is_renewed = time.time() - stored.changed < EXPIRES_S
+    is_active = bool(holder.token) and not holder.is_gone and is_renewed
+    return Holder(holder.host, holder.pid, holder.since, is_active, holder.note)
 
 
 def _decode_holder(data: bytes) -> LeaseHolder | None:

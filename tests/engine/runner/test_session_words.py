@@ -135,3 +135,15 @@ def test_folders_that_spark_cannot_use_are_named(
     ) as refused:
         start("local[1]", conf, "test")
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_another_python_of_the_workers_says_what_to_set() -> None:
+    """Of a session that was made before the run: one line, and what to type."""
+    text = PYTHON.format(
+        "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different "
+        "version: 3.9 than that in driver: 3.11, PySpark cannot run with different minor versions."
+    )
+    told = describe_spark_error(Exception(text))
+    assert "3.9 than that in driver: 3.11" in told
+    assert "os.environ['PYSPARK_PYTHON'] = sys.executable" in told
+    assert "\n" not in told

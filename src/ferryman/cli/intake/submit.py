@@ -115,7 +115,7 @@ def submit(
     """Submit a batch.
 
     A file, a container (zip, tar), a manifest (a list of URLs, CSV or JSON lines), or a manifest of manifests or of
-    containers. The batch waits in the queue until `ferryman intake serve` acquires it; its id is printed.
+    containers. The batch waits in the queue until `ferryman intake serve PLAN` acquires it; its id is printed.
 
     The lines of a manifest that have one local_id become one job, and a line without any one of its own; of an
     object-manifest all lines are one object.

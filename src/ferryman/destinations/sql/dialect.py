@@ -15,15 +15,15 @@ Errors of the database are raised as they are; ``explain`` converts them. A dial
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery, Outcome
+from ferryman.destinations.queries import Hit, Query
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.destinations.stored import Stored
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError
@@ -102,10 +102,8 @@ class Dialect(ABC):
         """Return whether this table has a full-text index."""
 
     @abstractmethod
-    def find(
-        self, connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]
-    ) -> list[Hit]:
-        """Return the rows that match all terms, best first, of a table that has an index."""
+    def find(self, connection: sa.Connection, table: str, query: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
+        """Return the rows that match the query, best first, of a table that has an index."""
 
     @contextmanager
     def translated_errors(self, where: str) -> Iterator[None]:
@@ -131,46 +129,3 @@ def index_mismatch(where: str, indexed: tuple[str, ...], wanted: tuple[str, ...]
         f"{where}: the full-text index has the columns {', '.join(indexed)}, the plan says {', '.join(wanted)}. "
         f"Correct the plan, or {drop}: the next run makes it again from the table.",
     )
-
-
-# Queries and results of a full-text index.
-
-SNIPPET_WORDS = 16
-"""Words of a snippet: about a line."""
-
-_TERM = re.compile(r'"([^"]*)"?(\*?)|([^\s"]+)')
-
-
-class Term(NamedTuple):
-    """A word, or several consecutive words.
-
-    Attributes:
-        is_prefix: whether the last word is only the beginning of a word.
-    """
-
-    phrase: str
-    is_prefix: bool
-
-
-class Hit(NamedTuple):
-    """A document that was found."""
-
-    id: str
-    title: str | None
-    """The column ``title``, if there is one."""
-    snippet: str
-    """Where the words stand."""
-    rank: float
-    """Rank as the database gives it, signed so that lower is better: BM25 on SQLite, ``ts_rank`` on PostgreSQL."""
-
-
-def terms_of(text: str) -> list[Term]:
-    """Parse a user's query: words, ``"in quotes"``, ``begin*``. No other sign has a meaning, and nothing is an
-    error."""
-    terms = []
-    for phrase, star, word in _TERM.findall(text):
-        if word:
-            phrase, star = word.rstrip("*"), "*" if word.endswith("*") else ""
-        if any(character.isalnum() for character in phrase):
-            terms.append(Term(phrase, bool(star)))
-    return terms

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from ferryman.destinations.base import Delivery
 from ferryman.destinations.stored import Stored, canonical_fields, canonical_json, content_hash, is_same_value
 from ferryman.errors import Misconfigured
+from ferryman.net import databases
 
 Mode = Literal["upsert", "append"]
 
@@ -113,7 +114,8 @@ class Layout:
         self.documents.create(connection, checkfirst=True)
         if not self.appends:
             self.tombstones.create(connection, checkfirst=True)
-        self._check(connection, where)
+        with databases.without_warnings():
+            self._check(connection, where)
 
     def rows(self, chunk: list[Delivery]) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the chunk's deliveries in the order of ``names``: text, numbers, JSON as text, None.

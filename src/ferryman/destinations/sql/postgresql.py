@@ -17,6 +17,7 @@ Two concurrent writers (a late worker and its successor, or two lanes) must have
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import unicodedata
@@ -32,8 +33,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError
 
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
+from ferryman.destinations.queries import SNIPPET_WORDS, Hit, Query, Term
 from ferryman.destinations.sql import dialect
-from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, index_mismatch
+from ferryman.destinations.sql.dialect import Dialect, index_mismatch
 from ferryman.destinations.sql.layout import TOMBSTONES, ColumnTypes, Layout
 from ferryman.destinations.stored import Stored, without_nul
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable
@@ -269,13 +271,14 @@ def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> Non
         connection.exec_driver_sql(statement.replace("%", "%%"))
 
 
-def find(connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]) -> list[Hit]:
-    """Return the rows that match all terms, best first."""
+def find(connection: sa.Connection, table: str, asked: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
+    """Return the rows that match the query, best first."""
     schema, _, name = table.rpartition(".")
-    there = {column["name"] for column in sa.inspect(connection).get_columns(name, schema or None)}
+    with databases.without_warnings():
+        there = {column["name"] for column in sa.inspect(connection).get_columns(name, schema or None)}
     snippet_columns = ", ".join(f"{_in_text(quoted(name))}::text" for name in columns_of(connection, table) or ())
     title = quoted("title") + "::text" if "title" in there else "NULL"
-    query, values = _query(terms)
+    query, values = _query(asked)
     rows = connection.execute(
         sa.text(
             f"""
@@ -320,12 +323,17 @@ def _without_accents_sql(text: str) -> str:
     return rf"regexp_replace(normalize({text}, NFD), '[\u0300-\u036F]', '', 'g')"
 
 
-def _query(terms: list[Term]) -> tuple[str, dict[str, Any]]:
+def _query(asked: Query) -> tuple[str, dict[str, Any]]:
     """Return SQL of a tsquery and its parameters: ``folded_…`` without accents, ``typed_…`` as the user typed them."""
-    parts: list[str] = []
     values: dict[str, Any] = {}
-    for number, (phrase, is_prefix) in enumerate(terms):
-        head, last = phrase, ""
+    numbers = itertools.count()
+
+    def term_sql(term: Term) -> str:
+        return f"({' || '.join(phrase_sql(phrase, term.is_prefix) for phrase in term.spellings())})"
+
+    def phrase_sql(phrase: str, is_prefix: bool) -> str:
+        nonlocal values
+        number, head, last = next(numbers), phrase, ""
         if is_prefix:
             head, last = " ".join(phrase.split()[:-1]), re.sub(r"['\\\0]", " ", phrase.split()[-1])
         part = f"phraseto_tsquery('simple', :folded_{number})"
@@ -333,8 +341,10 @@ def _query(terms: list[Term]) -> tuple[str, dict[str, Any]]:
         if is_prefix:
             part += f" <-> to_tsquery('simple', '''' || :folded_{number}_last || ''':*')"
             values |= _parameters(f"{number}_last", last)
-        parts.append(f"({part})")
-    return " && ".join(parts), values
+        return f"({part})"
+
+    alternatives = [f"({' && '.join(map(term_sql, terms))})" for terms in asked]
+    return " || ".join(alternatives), values
 
 
 def _parameters(name: int | str, text: str) -> dict[str, str]:
@@ -450,10 +460,8 @@ class PostgreSQL(Dialect):
     def is_indexed(self, connection: sa.Connection, table: str) -> bool:
         return columns_of(connection, table) is not None
 
-    def find(
-        self, connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]
-    ) -> list[Hit]:
-        return find(connection, table, terms, limit, mark)
+    def find(self, connection: sa.Connection, table: str, asked: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
+        return find(connection, table, asked, limit, mark)
 
 
 def _bytes(name: str) -> int:

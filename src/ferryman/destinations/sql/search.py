@@ -6,8 +6,8 @@ import os
 
 import sqlalchemy as sa
 
+from ferryman.destinations.queries import Hit, parse_query
 from ferryman.destinations.sql.backends import BACKENDS, dialect_of
-from ferryman.destinations.sql.dialect import Hit, terms_of
 from ferryman.errors import DeliveryError, UsageError
 from ferryman.net import databases
 
@@ -19,8 +19,9 @@ def search(
 ) -> list[Hit]:
     """The best hits first.
 
-    A document is found if it has all the words of ``text``; ``"in quotes"`` they must follow each other, and ``kill*``
-    means all words that begin so. Case and accents do not matter; everything else is taken literally.
+    A document is found if it has all the words of ``text``, or all of those before or after an ``OR``; ``"in quotes"``
+    they must follow each other, and ``kill*`` means all words that begin so. Case, accents, and "ß" or "ss" do not
+    matter; everything else is taken literally.
 
     Args:
         index: path or URL of the database, as the plan gives it to ``Sql``.
@@ -32,7 +33,7 @@ def search(
     url = _url(index)
     dialect = dialect_of(url)
     place = index if "://" not in index else url.render_as_string()
-    terms = terms_of(text)
+    query = parse_query(text)
     try:
         with dialect.translated_errors(place), dialect.open_reader(url).connect() as connection:
             if not dialect.is_indexed(connection, table):
@@ -40,7 +41,7 @@ def search(
                     f"{place}: table {table} has no full-text index. Give the right --table, or have the plan make "
                     f"one: Sql(…, table={table!r}, full_text=['text'])."
                 )
-            return dialect.find(connection, table, terms, limit, mark) if terms and limit > 0 else []
+            return dialect.find(connection, table, query, limit, mark) if query and limit > 0 else []
     except DeliveryError as e:  # no database, no right to read it: for the caller to fix
         raise UsageError(databases.redact_text(str(e), url)) from e
 

@@ -16,8 +16,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import UserDefinedType
 
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
+from ferryman.destinations.queries import SNIPPET_WORDS, Hit, Query, Term
 from ferryman.destinations.sql import dialect
-from ferryman.destinations.sql.dialect import SNIPPET_WORDS, Dialect, Hit, Term, index_mismatch
+from ferryman.destinations.sql.dialect import Dialect, index_mismatch
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.destinations.stored import Stored, slices
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable, UsageError
@@ -356,9 +357,7 @@ class SQLite(Dialect):
     def is_indexed(self, connection: sa.Connection, table: str) -> bool:
         return FullText.of(connection, table) is not None
 
-    def find(
-        self, connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]
-    ) -> list[Hit]:
+    def find(self, connection: sa.Connection, table: str, query: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
         known = {column[1] for column in connection.exec_driver_sql(f"PRAGMA table_info({quoted(table)})")}
         title = "d.title" if "title" in known else "NULL"
         index, documents, row = quoted(table + SUFFIX), quoted(table), quoted(ROW)
@@ -366,16 +365,21 @@ class SQLite(Dialect):
             f"SELECT d.id, {title}, snippet({index}, -1, ?, ?, '…', {SNIPPET_WORDS}), {index}.rank FROM {index} "
             f"JOIN {documents} AS d ON d.{row} = {index}.rowid WHERE {index} MATCH ? ORDER BY {index}.rank LIMIT ?"
         )
-        rows = connection.exec_driver_sql(statement, (*mark, _query(terms), limit))
+        rows = connection.exec_driver_sql(statement, (*mark, _match(query), limit))
         return [
             Hit(id, None if title is None else str(title), snippet or "", rank) for id, title, snippet, rank in rows
         ]
 
 
-def _query(terms: list[Term]) -> str:
-    """Return terms as a query of FTS5: quoted strings, so that no character has a meaning but ``"`` and a final
+def _match(query: Query) -> str:
+    """Return a query in FTS5's syntax: quoted strings, so that no character has a meaning but ``"`` and a final
     ``*``."""
-    return " ".join(f'"{phrase}"{"*" if is_prefix else ""}' for phrase, is_prefix in terms)
+    return " OR ".join(f"({' AND '.join(map(_match_term, terms))})" for terms in query)
+
+
+def _match_term(term: Term) -> str:
+    star = "*" if term.is_prefix else ""
+    return "(" + " OR ".join(f'"{phrase}"{star}' for phrase in term.spellings()) + ")"
 
 
 # SQLite's files, locks and settings.

@@ -130,7 +130,7 @@ class Dispatcher:
             if behind := self._heads.behind(name):
                 yield (
                     f"destination {name}: {behind} exports wait for earlier ones of their keys, which failed, were "
-                    "rejected, or are in doubt: `ferryman deliveries` names them; retry or resolve those."
+                    "rejected, or are in doubt: `ferryman deliveries PLAN` names them; retry or resolve those."
                 )
         unknown: Counter[str] = Counter()
         for file in self._state.outbox.files.values():
@@ -369,7 +369,7 @@ _RAISED_TEXT: Final = (
 _STALE_TEXT: Final = (
     "destination {name}: {count} deliveries were stale: it has something newer under their ids and kept it. After a "
     "kill this is expected. Otherwise another plan writes there, or this state was created again while the clock "
-    "was behind: `ferryman retry --force --destination {name}` sends everything once more."
+    "was behind: `ferryman retry PLAN --force --destination {name}` sends everything once more."
 )
 
 

@@ -211,7 +211,7 @@ class Turn:
         self._same_error = (before, chunks + 1, rows + len(outcomes or ()))
         if chunks + 1 < limits.SAME_ERROR_CHUNKS or rows + len(outcomes or ()) < limits.SAME_ERROR_ROWS:
             return None
-        remedy = "once it is fixed, `ferryman retry` resends what it refused"
+        remedy = "once it is fixed, `ferryman retry PLAN` resends what it refused"
         return LaneStop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({remedy})", kind == "permanent")
 
     def end(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -183,17 +184,23 @@ def run_frame_again(runner: Runner, read: Callable[[Any], Any], task: Callable[[
 
 
 class PickledPlan(NamedTuple):
-    """A plan pickled for workers, with what is defined in the plan file by value."""
+    """A plan pickled for the workers of one run, with what is defined in the plan file by value.
+
+    Attributes:
+        run: identifies the run. A worker may live longer, and what a step has learnt in one run, such as that a host
+            is unavailable, says nothing in the next.
+    """
 
     blob: bytes
+    run: str
 
     @classmethod
     def of(cls, plan: Plan) -> PickledPlan:
-        return cls(dumps(plan))
+        return cls(dumps(plan), uuid.uuid4().hex)
 
     def plan(self) -> Plan:
-        """Return the plan, which is unpickled once per process."""
-        return _unpickle(self.blob)
+        """Return the plan, which is unpickled once per process and run."""
+        return _unpickle(self.blob, self.run)
 
     def fresh_plan(self) -> Plan:
         """Return a new copy of the plan, of which nothing was opened: its parts can be pickled for a child process."""
@@ -202,6 +209,6 @@ class PickledPlan(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _unpickle(blob: bytes) -> Plan:
+def _unpickle(blob: bytes, run: str) -> Plan:
     plan: Plan = cloudpickle.loads(blob)
     return plan

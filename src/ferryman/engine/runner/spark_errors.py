@@ -30,6 +30,11 @@ _NO_FERRYMAN_REMEDY: Final = (
     "one along with --conf spark.archives=…"
 )
 
+_OTHER_PYTHON: Final = "PYTHON_VERSION_MISMATCH"
+_OTHER_PYTHON_REMEDY: Final = (
+    "The session was made with PYSPARK_PYTHON naming another Python, or none. Before it is made, say "
+    "os.environ['PYSPARK_PYTHON'] = sys.executable; on a cluster, name a Python of this version that the executors have"
+)
 _PYTHON_REMEDY: Final = (
     "Name the Python of the executors with --conf spark.pyspark.python=… or PYSPARK_PYTHON; it needs Ferryman"
 )
@@ -65,6 +70,8 @@ def describe_spark_error(error: BaseException) -> str:
     if (line := _worker_error_line(lines)) is not None:
         if _NO_FERRYMAN in line:
             return f"{line}. {_NO_FERRYMAN_REMEDY}"
+        if _OTHER_PYTHON in line:
+            return f"{line.rstrip('.')}. {_OTHER_PYTHON_REMEDY}"
         return f"{line}. {_NO_MODULE_REMEDY}" if line.startswith("ModuleNotFoundError: ") else line
     if (match := _NO_PYTHON.search(text)) is not None:
         return f"an executor cannot run the Python {match['python']} ({match['why']}). {_PYTHON_REMEDY}"

@@ -38,7 +38,7 @@ FAULTS_IN_A_ROW: Final = 10
 """Consecutive jobs that fail with unforeseen errors, after which the plan, its state or Spark is blamed instead."""
 
 REASONS_SHOWN: Final = 5
-"""Documents whose reasons are included in a failed job's message; `ferryman deliveries` lists all."""
+"""Documents whose reasons are included in a failed job's message; `ferryman deliveries PLAN` lists all."""
 
 RESCAN_S: Final = 5.0
 """Seconds until documents that a turn did not process, because the listing was incomplete, are listed again."""
@@ -443,7 +443,8 @@ def _reasons(failures: Iterable[FailedDelivery]) -> list[str]:
         why = failure.why.removeprefix(f"{failure.document}: ")
         if failure.status == "INDEXING":
             why = (
-                f"it is in doubt whether {failure.destination} has it: record what you find out with `ferryman resolve`"
+                f"it is in doubt whether {failure.destination} has it: record what you find out with "
+                "`ferryman resolve PLAN --as delivered` or `--as failed`"
             )
         elif failure.status == "DEAD":
             why = f"{failure.destination}: {why}"
