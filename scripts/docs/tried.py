@@ -41,9 +41,7 @@ def table() -> str:
         ValueError: a row names a test that pytest does not find.
     """
     wanted = rows()
-    all_cases, quick_cases = (
-        _cases(tuple(test for row in wanted for test in row.tests), marks) for marks in ("", "not slow")
-    )
+    all_cases, quick_cases = _cases(tuple(test for row in wanted for test in row.tests))
     lines = ["| what is done | where | `make test` | `make prove` | tests |", "|---|---|---|---|---|"]
     for row in wanted:
         if missing := [test for test in row.tests if not _count(all_cases, test)]:
@@ -57,14 +55,31 @@ def _count(cases: Counter[str], test: str) -> int:
     return sum(n for name, n in cases.items() if name == test or name.startswith((f"{test}::", f"{test}/")))
 
 
+_COLLECT = """
+import sys
+import pytest
+
+class Cases:
+    def pytest_collection_finish(self, session):
+        for item in session.items:
+            print("slow" if item.get_closest_marker("slow") else "quick", item.nodeid.partition("[")[0])
+
+sys.exit(pytest.main(["--collect-only", "--quiet", "-m", "", *sys.argv[1:]], plugins=[Cases()]))
+"""
+"""Program that prints, for each case of some files, whether it is slow, and its test without parameters."""
+
+
 @cache
-def _cases(tests: tuple[str, ...], marks: str) -> Counter[str]:
-    """Return test without parameters -> number of its cases that ``pytest -m marks`` runs."""
+def _cases(tests: tuple[str, ...]) -> tuple[Counter[str], Counter[str]]:
+    """Return test without parameters -> number of its cases: of all, and of those that are not slow."""
     files = sorted({test.partition("::")[0] for test in tests})
     # This may run inside pytest: do not pass the outer run's workers and options on.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "-m", marks, *files]
+    command = [sys.executable, "-c", _COLLECT, *files]
     answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if answer.returncode not in (0, 5):  # 5: the markers leave none
         raise ValueError(f"pytest cannot collect the tests of {ROWS}:\n{answer.stdout}{answer.stderr}")
-    return Counter(line.partition("[")[0] for line in answer.stdout.splitlines() if line.startswith("tests/"))
+    found = [
+        line.partition(" ") for line in answer.stdout.splitlines() if line.startswith(("slow tests/", "quick tests/"))
+    ]
+    return Counter(test for _, _, test in found), Counter(test for speed, _, test in found if speed == "quick")

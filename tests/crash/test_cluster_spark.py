@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash import spark
-from tests.servers.spark_cluster import QUICK, SparkMaster, SparkWorker
+from tests.servers.spark_cluster import SparkMaster, SparkWorker, executor_options
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -84,7 +84,7 @@ def rows(file: Path, query: str) -> list[tuple[str, ...]]:
 def running(root: Path, master: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "ferryman.cli", "run", str(root / "plan.py"), "--master", master]
     conf = ["spark.executor.memory=512m", "spark.cores.max=2", "spark.locality.wait=0"]
-    conf.append(f"spark.executor.extraJavaOptions={' '.join(QUICK)}")
+    conf.append(f"spark.executor.extraJavaOptions={executor_options()}")
     with (root / "run.log").open("wb") as log:
         run = subprocess.Popen([*command, *(f"--conf={each}" for each in conf)], stdout=log, stderr=log)
         try:

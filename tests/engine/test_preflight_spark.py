@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.plan.load import load_plan
-from tests.servers.spark_cluster import QUICK, SparkMaster, SparkWorker
+from tests.servers.spark_cluster import SparkMaster, SparkWorker, executor_options
 from tests.support.plan_world import run_plan
 from tests.support.tiers import sampled
 
@@ -60,7 +60,7 @@ def ferryman(master: str, place: Path, *options: str) -> tuple[int, str]:
     """Run the plan there: (exit code, what it said)."""
     command = [sys.executable, "-m", "ferryman.cli", "run", str(place / "plan.py"), "--master", master, *options]
     conf = ["--conf", "spark.executor.memory=512m", "--conf", "spark.cores.max=2"]
-    conf += ["--conf", f"spark.executor.extraJavaOptions={' '.join(QUICK)}"]
+    conf += ["--conf", f"spark.executor.extraJavaOptions={executor_options()}"]
     done = subprocess.run([*command, *conf], capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 

@@ -14,7 +14,7 @@ import pytest
 
 from ferryman.queues import Queue
 from tests.servers.faulty_s3 import BUCKET, FaultyS3, settings
-from tests.servers.spark_cluster import SparkMaster, SparkWorker
+from tests.servers.spark_cluster import SparkMaster, SparkWorker, executor_options
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -70,6 +70,7 @@ def write(place: Path, text: str, numbers: range) -> None:
 
 def on(master: SparkMaster, told: dict[str, str]) -> list[str]:
     conf = {"spark.executor.memory": "512m", "spark.cores.max": "2"}
+    conf["spark.executor.extraJavaOptions"] = executor_options()
     conf |= {f"spark.executorEnv.{name}": value for name, value in told.items()}
     return ["--master", master.url, *(each for name, value in conf.items() for each in ("--conf", f"{name}={value}"))]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.queues import Queue
-from tests.servers.spark_cluster import QUICK, SparkMaster, SparkWorker
+from tests.servers.spark_cluster import SparkMaster, SparkWorker, executor_options
 
 pytestmark = pytest.mark.spark
 
@@ -62,7 +62,6 @@ CONF = (
     "spark.executor.memory=512m",
     "spark.cores.max=2",
     "spark.locality.wait=0",
-    f"spark.executor.extraJavaOptions={' '.join(QUICK)}",
     "spark.speculation=true",
     "spark.speculation.interval=100ms",
     "spark.speculation.quantile=0.1",
@@ -77,7 +76,8 @@ def test_a_healthy_cluster_that_speculates_leaves_nothing_in_doubt(tmp_path: Pat
     numbers = range(1, 13)
     Queue("in", tmp_path).append([{"n": n} for n in numbers])
     with SparkMaster() as master, SparkWorker(master, host="127.0.0.2"), SparkWorker(master, host="127.0.0.3"):
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path), master.url, *CONF]
+        options = f"spark.executor.extraJavaOptions={executor_options()}"
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path), master.url, *CONF, options]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=570)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list(tmp_path.glob("attempt-0-*"))) >= 2, "no twin ran"

@@ -20,6 +20,7 @@ from ferryman.storage import delta, objects
 from tests.matrix import child
 from tests.matrix.cases import Case
 from tests.servers.faulty_s3 import settings
+from tests.servers.spark_cluster import executor_options
 from tests.support.plan_world import Interrupted, Until
 
 PHASES = ("scan", "transform", "commit", "deliver", "settle")
@@ -49,6 +50,7 @@ def main(job: Job) -> None:
     conf = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2", "spark.locality.wait": "0"}
     if not job.master.startswith("local"):
         conf |= {"spark.executor.memory": "512m", "spark.cores.max": "2"}
+        conf["spark.executor.extraJavaOptions"] = executor_options()
         conf |= {f"spark.executorEnv.{name}": value for name, value in told.items()}
     session = start(job.master, conf, "matrix")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import sys
@@ -12,13 +13,25 @@ from typing import Any
 
 import pyspark
 
+from ferryman.engine.runner.class_sharing import java_options
 from tests.servers.java import java
 from tests.servers.server import Server
 
 JARS = Path(pyspark.__file__).parent / "jars" / "*"
+CLASS_PATH = ":".join([*map(str, JARS.parent.glob("slf4j-api-*.jar")), str(JARS)])
+"""The class path of a driver: an archive of its classes is for no other."""
 
-QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""Of a JVM that lives for seconds: what the second compiler makes faster, no test does long enough."""
+
+@functools.cache
+def quick_options() -> tuple[str, ...]:
+    """Options of a JVM that lives for seconds: what the second compiler makes faster, no test does long enough; classes
+    come from the archive of a driver, if there is one."""
+    return ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *shlex.split(java_options("", queries=True)))
+
+
+def executor_options() -> str:
+    """The same for ``spark.executor.extraJavaOptions``."""
+    return shlex.join(quick_options())
 
 
 class SparkMaster(Server):
@@ -36,7 +49,7 @@ class SparkMaster(Server):
 
     def command(self) -> list[str]:
         told = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page_port)]
-        return [java(), *QUICK, "-Xmx512m", "-cp", str(JARS), "org.apache.spark.deploy.master.Master", *told]
+        return [java(), *quick_options(), "-Xmx512m", "-cp", CLASS_PATH, "org.apache.spark.deploy.master.Master", *told]
 
     def ready(self) -> bool:
         return bool(self.about()["status"] == "ALIVE")
@@ -82,7 +95,7 @@ class SparkWorker(Server):
 
     def command(self) -> list[str]:
         told = ["--host", self._host, "--port", str(self.port), "--webui-port", "0", "--cores", "1", "--memory", "1g"]
-        main = [java(), *QUICK, "-Xmx256m", "-cp", str(JARS), "org.apache.spark.deploy.worker.Worker", *told]
+        main = [java(), *quick_options(), "-Xmx256m", "-cp", CLASS_PATH, "org.apache.spark.deploy.worker.Worker", *told]
         main += ["--work-dir", str(self.folder), self.master.url]
         if not self._before:
             return main

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.servers.java import java
 from tests.servers.server import Server
-from tests.servers.spark_cluster import JARS, QUICK
+from tests.servers.spark_cluster import CLASS_PATH, JARS, quick_options
 
 
 class SparkConnect(Server):
@@ -31,11 +31,11 @@ class SparkConnect(Server):
         }
         submit = [
             java(),
-            *QUICK,
+            *quick_options(),
             "-Xmx1g",
             *OPENED,
             "-cp",
-            str(JARS),
+            CLASS_PATH,
             "org.apache.spark.deploy.SparkSubmit",
             "--master",
             "local[3]",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ferryman.errors import StateDamaged
 from ferryman.operations import check
 from ferryman.state.state import State
+from tests.support import invariants
 from tests.support.damage import DATA, KINDS, TABLES, damaged, entry, flip, live, made, make, refusal, tree
 from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch
 
@@ -55,6 +57,25 @@ CASES = [(kind, how) for kind in KINDS for how in DAMAGES]
 
 
 # --- tests ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_delta_rs_reads_what_the_invariants_read(damaged: PlanWorld, name: str) -> None:
+    """Files, rows, partitions and numbers, from a checkpoint and the entries after it."""
+    from deltalake import DeltaTable  # starts a thread
+
+    folder = damaged.root / name
+    theirs, ours = DeltaTable(str(folder)), invariants.Files(damaged.root, name)
+    added = pa.table(theirs.get_add_actions(flatten=True)).to_pylist()
+    partitions = {
+        each["path"]: {k.removeprefix("partition."): v for k, v in each.items() if k.startswith("partition.")}
+        for each in added
+    }
+    assert any(path.name.endswith(".checkpoint.parquet") for path in (folder / "_delta_log").iterdir())
+    assert ours.paths == set(partitions)
+    assert ours.partitions == partitions
+    assert ours.transactions == {number: theirs.transaction_version(number) for number in ours.transactions}
+    assert len(ours.rows()) == sum(each["num_records"] for each in added)
 
 
 def test_the_state_is_as_it_is_meant_to_be(damaged: PlanWorld) -> None:

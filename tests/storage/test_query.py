@@ -29,6 +29,25 @@ def test_all_rows_come_in_their_order(tmp_path: Path, rows: int) -> None:
         assert db.execute("SELECT 1").fetchall() == [(1,)]
 
 
+def test_few_rows_are_the_same_however_they_are_fetched(tmp_path: Path) -> None:
+    """Texts, hashes of texts, numbers, truth and nulls: a caller that knows that few come gets what others get."""
+    schema = pa.schema(
+        [
+            *(("hash", pa.uint64()), ("none", pa.uint64()), ("number", pa.uint64()), ("text", pa.string())),
+            *(("small", pa.int8()), ("truth", pa.bool_()), ("bytes", pa.binary()), ("null", pa.int64())),
+        ]
+    )
+    asked = """
+        SELECT 'é' || range, NULL::VARCHAR, (18446744073709551615 - range)::UBIGINT,
+            CASE range WHEN 1 THEN NULL ELSE 'x' END, range - 2, range > 1, 'b'::BLOB, NULL FROM range({})
+    """
+    with connect(tmp_path) as db:
+        for rows in (0, 1, 3):
+            many, few = (list(stream(db, asked.format(rows), schema, most)) for most in (None, rows))
+            assert few == many
+            assert sum(batch.num_rows for batch in few) == rows
+
+
 @pytest.mark.parametrize("rows", [1, query._READ_AHEAD_ROWS], ids=["small batches", "large batches"])
 def test_few_rows_are_in_memory(rows: int) -> None:
     """One batch ahead of the reader at most, however small they are."""

@@ -302,8 +302,8 @@ class PlanWorld:
         """
         self.prepare()
         plan = self.plan if plan is None else plan
-        plan.freeze()
         if from_version is not None:
+            plan.freeze()  # else `run_plan` does, which takes a check of the plan
             migrate(self.root_of(plan), plan, from_version)
         options = {**self._options, **options}
         self.watch = options["observer"] = options.get("observer") or Watch()

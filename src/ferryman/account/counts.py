@@ -51,6 +51,12 @@ the source among the logs, else -1."""
 
 _WAITING: Final = pa.schema([*_EVENTS, ("waits", pa.bool_())])
 
+_SOURCES: Final = """
+    SELECT source, bool_or(operation = 'delete'), bool_or(again IS NOT NULL)
+    FROM documents GROUP BY source ORDER BY source
+"""
+"""SQL for each source, and whether a row of its documents is a delete, or says when a step wants it again."""
+
 _BITS: Final = 60
 """Number of destinations whose flags fit into one column."""
 
@@ -72,6 +78,8 @@ class Counts(NamedTuple):
     """Pairs of a current document and a destination it must reach, without a delivery."""
     entries: Counter[tuple[str, str]]
     """(log, destination) -> entries with a delivery."""
+    again: bool
+    """Whether a row of a document says when a step wants it again."""
 
 
 class Tables(NamedTuple):
@@ -127,15 +135,15 @@ class _PartitionedCount:
         self._pending = self._ended_twice = self._missing = 0
 
     def run(self) -> Counts:
-        self._sources = [
-            s for (s,) in self._db.execute("SELECT DISTINCT source FROM documents ORDER BY ALL").fetchall()
-        ]
+        sources = self._db.execute(_SOURCES).fetchall()
+        self._sources = [source for source, _, _ in sources]
+        deletes, again = (any(row[column] for row in sources) for column in (1, 2))
         if self._among:
             self._mark()
-        events = self._spread("ledger", _EVENTS, self._events())
+        events = self._spread("ledger", _EVENTS, self._events(), self._tables.rows)
         waiting = self._spread("waiting", _WAITING, self._waiting() if self._tables.waits and not self._among else "")
         deleted, flags = self._deleted_query()
-        removed = self._spread("deleted", flags, "" if self._among else deleted)
+        removed = self._spread("deleted", flags, deleted if deletes and not self._among else "", self._tables.rows)
         for part, documents in enumerate(self._documents()):
             read = [to_columns(spread.read(part)) for spread in (events, waiting, removed)]
             self._count(documents, read[0], read[1], last_rows(read[2]))
@@ -153,6 +161,7 @@ class _PartitionedCount:
             self._ended_twice,
             self._missing,
             Counter({(self._logs[n // len(names)], names[n % len(names)]): k for n, k in self._entries.items()}),
+            again,
         )
 
     # --- reading and partitioning ---
@@ -163,9 +172,9 @@ class _PartitionedCount:
         for batch in stream(self._db, unsuccessful, HASHES):
             self._marked.add(batch.column(0).to_numpy())
 
-    def _spread(self, name: str, schema: pa.Schema, query: str) -> PartitionFiles:
+    def _spread(self, name: str, schema: pa.Schema, query: str, most_rows: int | None = None) -> PartitionFiles:
         spread = PartitionFiles(self._tables.folder, name, schema, self._parts)
-        for batch in stream(self._db, query, schema) if query else ():
+        for batch in stream(self._db, query, schema, most_rows) if query else ():
             if self._marked is not None:
                 batch = batch.filter(pa.array(self._marked.contains(batch.column(0).to_numpy())))
             spread.add(batch, partition_of(batch.column(0).to_numpy(), self._parts))

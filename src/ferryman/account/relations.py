@@ -141,7 +141,7 @@ class View:
         sources = {name: dict.fromkeys(SOURCE_COUNTS, 0) for name in reached}
         for name, (live, deleted) in found.documents.items():
             sources[name] = {"documents": live, "deleted": deleted, "again": 0}
-        for name, number in self._scheduled_again():
+        for name, number in self._scheduled_again() if found.again else ():
             sources[name]["again"] = number
         return {
             "plan": plan.name,
@@ -342,8 +342,6 @@ class View:
 
     def _scheduled_again(self) -> list[tuple[str, int]]:
         """Return (source, number of documents that a step wants to be read again later)."""
-        if not self._db.execute("SELECT 1 FROM documents WHERE again IS NOT NULL LIMIT 1").fetchall():
-            return []
         return self._db.execute("""
             SELECT source, count(*) FROM (
                 SELECT source, document, arg_max({again: again}, wave).again AS again FROM documents

@@ -238,7 +238,7 @@ def rows_by_document(
         for batch in stream(db, f"SELECT {DOCUMENT} FROM {files} WHERE {any_row}", HASHES):
             marked.add(batch.column(0).to_numpy())
     columns = ", ".join([DOCUMENT, "wave", "file", "file_row_number", *(sql for sql, _ in more.values())])
-    for batch in read_rows(db, paths, columns, schema):
+    for batch in read_rows(db, paths, columns, schema, most_rows=rows):
         if marked is not None:
             batch = batch.filter(pa.array(marked.contains(batch.column(0).to_numpy())))
         partitions.add(batch, partition_of(batch.column(0).to_numpy(), parts))

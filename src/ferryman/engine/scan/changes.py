@@ -249,7 +249,7 @@ class SourceComparison:
             f"SELECT document AS h, version AS v, {known_print} AS f, wave, {flags} AS flags "
             f"FROM documents WHERE source = {quote(self.name)}"
         )
-        return HashQueries(self._db, listed, known, conflicting)
+        return HashQueries(self._db, listed, known, conflicting, self._rows, self._documents.rows)
 
     # -- 2: by the whole rules ---------------------------------------------------------------------
 
@@ -287,14 +287,16 @@ class SourceComparison:
     def _listed(self) -> Iterator[pa.RecordBatch]:
         for path, start in zip(self.paths, self._starts.tolist(), strict=False):
             columns = f"id, row + {start}, id, version, fingerprint, refused IS NOT NULL"
-            yield from stream(self._db, f"SELECT {columns} FROM {_rows_of([path])}", _LISTED)
+            query = f"SELECT {columns} FROM {_rows_of([path])}"
+            yield from stream(self._db, query, _LISTED, self._rows)
 
     def _known(self) -> Iterator[pa.RecordBatch]:
         sources = quote_list([self.name, *self._others])
         is_given = "given <> ''" if self._others else "false"
         size = "strlen(given) + coalesce(strlen(failed), 0)"
         columns = f"document, source, {', '.join(_NARROW)}, {is_given}, file, file_row_number, {size}"
-        return read_rows(self._db, self._documents.files, columns, _KNOWN, f"source IN (SELECT unnest({sources}))")
+        where = f"source IN (SELECT unnest({sources}))"
+        return read_rows(self._db, self._documents.files, columns, _KNOWN, where, most_rows=self._documents.rows)
 
     def _conflicting_ids(self) -> Iterator[pa.RecordBatch]:
         for other in self._others.values():
@@ -472,17 +474,28 @@ class HashQueries:
         listed: SQL for the listed rows: ``h`` (id), ``v`` (version), ``f`` (fingerprint).
         known: SQL for the rows of ``documents``, with the same columns, ``wave`` and ``flags``.
         conflicting: SQL for the ids (``h``) of conflicting sources; None: there are none.
+        listed_rows, known_rows: upper bounds of the numbers of rows; None: unknown.
     """
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, listed: str, known: str, conflicting: str | None) -> None:
-        self.listed = (f"SELECT h, v, f FROM ({listed})", _LISTED_HASHES)
-        self.known = (f"SELECT h, v, f, wave, flags FROM ({known})", _KNOWN_HASHES)
-        self.conflicting = None if conflicting is None else (f"SELECT h FROM ({conflicting})", _CONFLICTING_HASHES)
+    def __init__(
+        self,
+        db: duckdb.DuckDBPyConnection,
+        listed: str,
+        known: str,
+        conflicting: str | None,
+        listed_rows: int | None = None,
+        known_rows: int | None = None,
+    ) -> None:
+        self.listed = (f"SELECT h, v, f FROM ({listed})", _LISTED_HASHES, listed_rows)
+        self.known = (f"SELECT h, v, f, wave, flags FROM ({known})", _KNOWN_HASHES, known_rows)
+        self.conflicting = None
+        if conflicting is not None:
+            self.conflicting = (f"SELECT h FROM ({conflicting})", _CONFLICTING_HASHES, None)
         self._db = db
 
-    def stream(self, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a query in these columns, few at a time."""
-        return stream(self._db, query, schema)
+    def stream(self, query: str, schema: pa.Schema, most_rows: int | None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a query in these columns, few at a time; runs no query for no rows."""
+        return iter(()) if most_rows == 0 else stream(self._db, query, schema, most_rows)
 
 
 def find_candidates(
@@ -507,7 +520,9 @@ def find_candidates(
     return candidates
 
 
-def _partition_rows(queries: HashQueries, of: tuple[str, pa.Schema], path: Path, parts: int) -> PartitionFiles:
+def _partition_rows(
+    queries: HashQueries, of: tuple[str, pa.Schema, int | None], path: Path, parts: int
+) -> PartitionFiles:
     partitions = PartitionFiles(path.parent, path.name, of[1], parts)
     for batch in queries.stream(*of):
         partitions.add(batch, partition_of(batch.column(0).to_numpy(), parts))
