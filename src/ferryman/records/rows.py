@@ -504,7 +504,7 @@ TERMINAL: Final = frozenset({Status.INDEXED, Status.DROPPED, Status.DEAD, Status
 MEANING: Final[dict[Status, str]] = {
     Status.FORCE: "an operator wants it read again, changed or not; the next scan reads it as a new revision",
     Status.RESTART: "an operator or a new plan version wants it retried; due now, with its attempts reset",
-    Status.DIRTY: "a source or an operator suspects a change: the next scan reads it; or a step wants it again later",
+    Status.DIRTY: "an operator suspects a change: the next scan reads it; or a step wants it again later",
     Status.PROCESSING: "in a wave that has not committed; after a crash it is processed again",
     Status.ERROR: "a step or the destination failed; retried when due",
     Status.BATCHED: "committed to the outbox; will be delivered",
