@@ -116,9 +116,14 @@ ONCE: Final[dict[str, str]] = {
     "intake.logged": DRIVER,
     "intake.synced": DRIVER,
     "once.begun": EXECUTOR,
+    "once.noted": EXECUTOR,
+    "once.walked": EXECUTOR,
     "once.kept": EXECUTOR,
+    "once.stopped": EXECUTOR,
+    "once.rebuilt": EXECUTOR,
 }
-"""Additional points of at-most-once plans, between 1 and 2: the commit that takes entries, and a task of it."""
+"""Additional points of at-most-once plans, between 1 and 2: the commit that takes entries, and a task of it. The last
+two are in a later run of a task that was killed: an executor's, or that of the driver that recovers its wave."""
 
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who

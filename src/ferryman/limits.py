@@ -39,7 +39,7 @@ TASK_DOCUMENTS: Final = 65_536
 """Documents of a transform task, for sources of very small documents."""
 
 ONCE_DOCUMENTS: Final = 1000
-"""Documents of a transform task of an at-most-once plan: when its worker dies, that many are in doubt."""
+"""Documents of a transform task of an at-most-once plan: what it makes of so many lies in its notes until it ends."""
 
 MAX_FILE_BYTES: Final = 256 * MIB
 """Largest file that ``Files`` reads by default: a whole document is in a worker's memory, a few times over."""

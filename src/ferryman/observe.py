@@ -476,7 +476,7 @@ class JsonLog(PhaseTracker):
     - ``settled``: ``wave``, ``delivered``, ``pending``, ``failed``
     - ``error``: ``document``, ``reason``, ``traceback``; of the first documents of a run
     - ``message``: ``level``, ``text``
-    - ``finished``: the counts of ``run --json``
+    - ``finished``: ``level`` ("error" if something is still pending), and the counts of ``run --json``
 
     In the run of a flow also ``plan``, where it is about one.
     """
@@ -505,7 +505,8 @@ class JsonLog(PhaseTracker):
 
     def finished(self, counts: Mapping[str, int]) -> None:
         super().finished(counts)
-        self._write("finished", **counts)
+        level = "error" if counts["exit"] in (1, 4) else "info"
+        self._write("finished", level=level, **counts)
 
     def _progress(self) -> dict[str, Any]:
         seconds = round(self.took_s, 3)

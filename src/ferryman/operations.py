@@ -421,9 +421,16 @@ def deliveries(
 
 
 @explain_errors_of_state
-def history(plan: Plan, document: str, *, state: str | StatePath | None = None) -> list[dict[str, Any]]:
-    """Return every event of a document and its family, oldest first, with the ledger's columns."""
-    return account.history(state_root(plan, state), document, plan)
+def history(
+    plan: Plan, document: str, *, state: str | StatePath | None = None, limit: int | None = None, page: int = 1
+) -> list[dict[str, Any]]:
+    """Return the events of a document and its family, oldest first, with the ledger's columns.
+
+    Args:
+        limit: number of events of a page; None: return all events.
+        page: 1: the newest events; 2: those before them; and so on.
+    """
+    return account.history(state_root(plan, state), document, plan, limit=limit, page=page)
 
 
 @explain_errors_of_state

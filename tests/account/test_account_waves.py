@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from types import SimpleNamespace
+from typing import Self
+
 import pytest
 
 from ferryman import account
+from ferryman.records import rows
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.situations import answer, step
 
@@ -52,6 +57,26 @@ def test_a_second_wave_that_is_not_settled(trial: PlanWorld, phase: str) -> None
     assert left == {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": 2}
     trial.run()
     assert trial.counts() == {"delivered": 2, "deleted": 1}
+
+
+class SetBack(dt.datetime):
+    """A clock that goes an hour after the others."""
+
+    @classmethod
+    def now(cls, tz: dt.tzinfo | None = None) -> Self:
+        return super().now(tz) - dt.timedelta(hours=1)
+
+
+def test_start_times_of_waves_are_in_order(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the clock has been set back."""
+    trial.put("a")
+    trial.run()
+    monkeypatch.setattr(rows, "dt", SimpleNamespace(**{**vars(dt), "datetime": SetBack}))
+    trial.put("b")
+    trial.run()
+    started = [wave["created"] for wave in account.waves(trial.root, plan=trial.plan)]
+    assert len(started) >= 2
+    assert started == sorted(started, reverse=True)
 
 
 def test_a_wave_that_is_not_committed_does_not_count(trial: PlanWorld) -> None:

@@ -60,12 +60,16 @@ def test_a_family_is_complete_when_all_of_it_has_ended(trial: PlanWorld) -> None
     assert of("pending") == ("docs", "pending", 2, 1, 1, 0, 0, 0)
     assert of("owed by a step") == ("docs", "owed by a step", 3, 2, 1, 0, 0, 0)
     assert of("whole").describe() == "complete: 3 of 3 deliveries have ended"
-    assert of("failed").describe() == "complete: 2 of 2 deliveries have ended; 1 failed"
+    assert of("failed").describe() == "ended, 1 failed: 2 of 2 deliveries have ended"
     assert of("pending").describe() == "incomplete: 1 of 2 deliveries have ended; 1 pending"
     assert families.family_statuses(trial.root, "unknown", trial.plan) == []
     assert [each.family for each in families.incomplete_families(trial.root, trial.plan)] == [
+        "failed",
         "owed by a step",
         "pending",
+    ]
+    assert [each.outcome for each in families.incomplete_families(trial.root, trial.plan, family="failed")] == [
+        "ended, 1 failed"
     ]
 
 

@@ -15,7 +15,7 @@ import pytest
 from ferryman import Plan
 from ferryman.cli.app import start
 from ferryman.engine.summary import Summary
-from ferryman.observe import progress_observer
+from ferryman.observe import JsonLog, progress_observer
 from tests.support.plan_world import run_plan
 
 PLAN = """
@@ -82,7 +82,16 @@ def test_json_lines_on_stderr(plan_file: str, capsys: pytest.CaptureFixture[str]
     assert (error["document"], "KeyError: 'title'" in error["reason"]) == ("b", True)
     assert "in check" in error["traceback"]
     result = json.loads(captured.out)
-    assert {k: v for k, v in events[-1].items() if k not in ("time", "event")} == result
+    assert {k: v for k, v in events[-1].items() if k not in ("time", "event", "level")} == result
+
+
+@pytest.mark.parametrize(("code", "level"), [(0, "info"), (3, "info"), (4, "error"), (1, "error")])
+def test_the_level_of_an_end(code: int, level: str) -> None:
+    """A run that leaves something to do is an error to whoever watches the log."""
+    stream = io.StringIO()
+    JsonLog(stream).finished({"exit": code, "waves": 1})
+    [event] = events_of(stream.getvalue())
+    assert (event["event"], event["level"], event["exit"]) == ("finished", level, code)
 
 
 def test_json_lines_in_a_file(plan_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,10 +77,28 @@ def test_incomplete(ferryman: Callable[..., Any], plan_path: Path) -> None:
     }
 
     assert json.loads(ferryman("deliveries", plan_path, "--incomplete", "--json").out) == [expected]
-    assert "part.csv" in ferryman("deliveries", plan_path, "--incomplete").out
+    listed = ferryman("deliveries", plan_path, "--incomplete").out
+    assert [line.split()[-1] for line in listed.splitlines()[:2]] == ["outcome", "incomplete"]
+    assert "part.csv" in listed
     assert json.loads(ferryman("deliveries", plan_path, "--incomplete", "--family", "whole.csv", "--json").out) == []
     refused = ferryman("deliveries", plan_path, "--incomplete", "--status", "failed")
     assert (refused.code, refused.err) == (2, "error: --incomplete goes with --source and --family only.\n")
+
+
+def test_history_has_pages(ferryman: Callable[..., Any], plan_path: Path) -> None:
+    """The newest events, oldest first; the pages before them; all, for a script."""
+    events = json.loads(ferryman("history", plan_path, "part.csv", "--json").out)
+    assert len(events) == 3
+    pages = [
+        json.loads(ferryman("history", plan_path, "part.csv", "--json", "--limit", "2", "--page", page).out)
+        for page in ("1", "2")
+    ]
+    assert pages == [events[1:], events[:1]]
+    first, last = (ferryman("history", plan_path, "part.csv", "--limit", "2", "--page", page) for page in ("1", "2"))
+    assert "There are earlier events: --page 2 shows them, --json all." in first.out + first.err
+    assert "earlier events" not in last.out + last.err
+    beyond = ferryman("history", plan_path, "part.csv", "--limit", "2", "--page", "3")
+    assert (beyond.code, beyond.err) == (2, "error: part.csv: page 3 is empty: it has 3 events.\n")
 
 
 def test_history_of_a_file_of_rows(ferryman: Callable[..., Any], plan_path: Path) -> None:

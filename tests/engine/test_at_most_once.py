@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ferryman import account
+from ferryman import account, limits
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.engine import logs
 from ferryman.engine.migration import migrate
-from ferryman.engine.results import IN_DOUBT, NOTHING_STAGED, Staged, kept_result, run_once
+from ferryman.engine.once_task import IN_DOUBT, TaskNotes, kept_result, run_once
+from ferryman.engine.results import NOTHING_STAGED, KilledTask, Staged
 from ferryman.errors import PlanError, Unavailable
 from ferryman.operations import resolve, retry
 from ferryman.plan import Plan
@@ -81,16 +83,16 @@ def test_a_run_that_ends_anywhere_repeats_nothing(place: Path, phase: str) -> No
 
 
 @pytest.mark.rule("once.doubt")
-def test_what_had_begun_is_in_doubt_as_one_row(place: Path) -> None:
-    """A worker dies over message 5: its task is not run again, all others are."""
+def test_one_message_is_in_doubt_and_the_rest_goes_on(place: Path) -> None:
+    """A worker dies over message 5: what it had made of those before counts, and those behind go on by themselves."""
     once = Once(place, fork=True)
     once.put(*range(1, 13))
     once.fail(5, "kill")
     summary = once.run(runner=InProcess(fork=True))
     assert (summary.exit, summary.in_doubt) == (3, 2)
-    assert once.in_doubt() == [("in/4..6", "to_other"), ("in/4..6", "to_out")]
-    assert once.values() == once.values("other") == [1, 2, 3, *range(7, 13)]
-    assert once.seen() == Counter({n: 1 for n in range(1, 13) if n != 6})
+    assert once.in_doubt() == [("in/5..5", "to_other"), ("in/5..5", "to_out")]
+    assert once.values() == once.values("other") == [1, 2, 3, 4, *range(7, 13), 6]
+    assert once.seen() == Counter(range(1, 13))
     assert once.status()["balanced"]
     assert once.run().exit == 3
     assert once.seen()[5] == 1
@@ -111,14 +113,109 @@ def test_a_range_in_doubt_is_resolved(place: Path, word: str) -> None:
     counts = status["destinations"]["to_out"]
     assert status["balanced"]
     if word == "pending":
-        assert once.values() == once.values("other") == [1, 2, 3, *range(7, 13), 4, 5, 6]
-        assert (counts["delivered"], counts["dropped"], status["sources"]["from_in"]["read"]) == (12, 1, 13)
+        assert once.values() == once.values("other") == [1, 2, 3, 4, *range(7, 13), 6, 5]
+        assert (counts["delivered"], counts["dropped"], status["sources"]["from_in"]["read"]) == (12, 2, 14)
     else:
-        assert once.values() == [1, 2, 3, *range(7, 13)]
-        assert counts["delivered" if word == "delivered" else "failed"] == (10 if word == "delivered" else 1)
+        assert once.values() == [1, 2, 3, 4, *range(7, 13), 6]
+        assert counts["delivered" if word == "delivered" else "failed"] == (12 if word == "delivered" else 1)
     once.put(13)
     assert once.run().exit == summary.exit
     assert once.values()[-1] == 13
+
+
+@pytest.mark.rule("once.doubt")
+@pytest.mark.parametrize(("checkpoint", "doubtful"), [(1, "in/5..5"), (2, "in/5..6"), (7, "in/1..7")])
+def test_as_many_are_in_doubt_as_lie_between_two_notes(
+    place: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: int, doubtful: str
+) -> None:
+    """What a step may have seen since the last note; the rest of the task goes on by itself."""
+    monkeypatch.setattr(logs, "_MIN_TASK_ENTRIES", 12)
+    once = Once(place, checkpoint=checkpoint)
+    once.put(*range(1, 13))
+    once.fail(5, "kill")
+    once.run(runner=InProcess(fork=True))
+    assert once.in_doubt() == [(doubtful, "to_out")]
+    first, last = map(int, doubtful.removeprefix("in/").split(".."))
+    assert once.values() == [n for n in range(1, 13) if not first <= n <= last]
+    assert set(once.seen().values()) == {1}
+    assert once.status()["balanced"]
+
+
+@pytest.mark.rule("once.doubt")
+def test_what_a_killed_task_had_made_is_as_if_it_had_ended(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children (more than are held in memory), messages that a filter drops, errors with their message, and where each
+    came from: as in a plan whose worker was not killed."""
+    monkeypatch.setattr(logs, "_MIN_TASK_ENTRIES", 12)
+    runs = []
+    for deadly in (False, True):
+        folder = place / str(deadly)
+        once = Once(folder, errors=True, children=True, types=["a"])
+        once.into.append([{"n": n, "type": "b" if n == 2 else "a"} for n in range(1, 8)])
+        once.fail(4, "permanent")
+        once.fail(1, "children")
+        once.fail(5, "bug")
+        if deadly:
+            once.fail(7, "kill")
+        once.run(runner=InProcess(fork=True))
+        assert once.status()["balanced"]
+        out = [(m.body, m.meta["queues"]["in"]["index"]) for m in DurableQueue("out", folder).read(limit=100_000)]
+        errors = [{**m.body, "config": ""} for m in DurableQueue("errors", folder).read(limit=100)]
+        runs.append((out, errors, [d for d in once.deliveries() if d["document"] not in ("in/7", "in/7..7")]))
+    (out, errors, deliveries), (out_killed, errors_killed, deliveries_killed) = runs
+    assert len(out) == limits.HELD_CHILDREN + 10 + 3
+    assert out_killed == out[:-1]
+    assert errors_killed == errors
+    assert [e["messages"][0]["body"]["n"] for e in errors] == [4, 5]
+    same = ("document", "status", "destination", "delivery_hash", "operation")
+    assert {tuple(d[c] for c in same) for d in deliveries_killed} == {tuple(d[c] for c in same) for d in deliveries}
+
+
+def test_a_new_version_cannot_stage_what_a_killed_task_had_made(place: Path) -> None:
+    """All that the older version's task had begun is in doubt; what it had not begun goes on."""
+    once = Once(place)
+    once.put(1, 2, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TaskNotes, "sync", _interrupt_at(3, TaskNotes.sync))
+        with pytest.raises(Interrupted):
+            once.run()
+    once.plan = Plan("once", version=2, strategy="at-most-once")
+    node = once.plan.source("from_in", Queue("in", place)).step("see", Witness(place).see)
+    node.destination("to_out", ToQueue("out", place), backoff=0)
+    migrate(state_root(once.plan, once.state), once.plan, 1)
+    assert once.run().exit == 3
+    assert once.in_doubt() == [("in/1..3", "to_out")]
+    assert set(once.seen()) == {1, 2}
+    assert once.status()["balanced"]
+
+
+def _interrupt_at(number: int, sync: Any) -> Any:
+    """Return ``sync`` that interrupts the run after its call of this number."""
+    calls = []
+
+    def synced(notes: TaskNotes) -> None:
+        sync(notes)
+        calls.append(1)
+        if len(calls) == number:
+            raise Interrupted
+
+    return synced
+
+
+@pytest.mark.rule("once.killed")
+def test_a_run_that_ends_between_two_messages_goes_on_there(place: Path) -> None:
+    """The next driver stages what the task had finished, and runs what no step has seen."""
+    once = Once(place)
+    once.put(*range(1, 8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TaskNotes, "sync", _interrupt_at(5, TaskNotes.sync))
+        with pytest.raises(Interrupted):
+            once.run()
+    assert set(once.seen()) == {1, 2, 3}
+    assert once.run().exit == 3
+    assert once.in_doubt() == [("in/4..4", "to_out")]
+    assert once.values() == [1, 2, 3, 5, 6, 7]
+    assert set(once.seen().values()) == {1}
+    assert once.status()["balanced"]
 
 
 def test_a_range_that_failed_is_run_again_by_retry(place: Path) -> None:
@@ -131,7 +228,7 @@ def test_a_range_that_failed_is_run_again_by_retry(place: Path) -> None:
     assert once.run().exit == 3
     assert retry(once.plan, state=once.state).count == 1
     assert once.run().exit == 0
-    assert once.values() == list(range(1, 7))
+    assert once.values() == [1, 2, 3, 4, 6, 5]
     assert once.status()["balanced"]
 
 
@@ -141,12 +238,12 @@ def test_a_range_that_dies_again_is_in_doubt_again(place: Path) -> None:
     once.fail(5, "kill")
     for _ in range(2):
         once.run(runner=InProcess(fork=True))
-        assert once.in_doubt() == [("in/4..6", "to_out")]
+        assert once.in_doubt() == [("in/5..5", "to_out")]
         assert once.status()["balanced"]
         resolve(once.plan, "pending", state=once.state)
     once.mend(5)
     assert once.run().exit == 0
-    assert once.values() == list(range(1, 7))
+    assert once.values() == [1, 2, 3, 4, 6, 5]
     assert once.seen()[5] == 3
 
 
@@ -217,11 +314,11 @@ def test_what_was_trimmed_meanwhile_is_not_waited_for(place: Path) -> None:
     once.put(*range(1, 7))
     once.fail(2, "kill")
     once.run(runner=InProcess(fork=True))
-    assert once.in_doubt() == [("in/1..3", "to_out")]
+    assert once.in_doubt() == [("in/2..2", "to_out")]
     once.into.trim(0, force=True)
     resolve(once.plan, "pending", state=once.state)
     assert once.run().exit == 0
-    assert once.values() == [4, 5, 6]
+    assert once.values() == [1, 4, 5, 6, 3]
     assert once.status()["balanced"]
 
 
@@ -266,9 +363,9 @@ def test_forcing_a_range_that_was_called_delivered_runs_it(place: Path) -> None:
     once.mend(5)
     resolve(once.plan, "delivered", state=once.state)
     assert once.run().exit == 0
-    retry(once.plan, state=once.state, document="in/4..6", force=True)
+    retry(once.plan, state=once.state, document="in/5..5", force=True)
     assert once.run().exit == 0
-    assert once.values() == list(range(1, 7))
+    assert once.values() == [1, 2, 3, 4, 6, 5]
     assert once.status()["balanced"]
 
 
@@ -292,7 +389,7 @@ def test_a_new_version_goes_on_with_what_is_open(place: Path) -> None:
     once.run(runner=InProcess(fork=True))
     once.put(*range(7, 13))
     with pytest.raises(Interrupted):
-        once.run(observer=Until(2, "commit"))
+        once.run(observer=Until(3, "commit"))
     once.mend(5)
     once.plan = Plan("once", version=2, strategy="at-most-once")
     node = once.plan.source("from_in", Queue("in", place)).step("see", Witness(place).see)
@@ -300,11 +397,11 @@ def test_a_new_version_goes_on_with_what_is_open(place: Path) -> None:
     root = state_root(once.plan, once.state)
     migrate(root, once.plan, 1)
     once.run()
-    assert once.in_doubt() == [("in/4..6", "to_out")]
+    assert once.in_doubt() == [("in/5..5", "to_out")]
     resolve(once.plan, "pending", state=once.state)
     assert once.run().exit == 0
     assert sorted(once.values()) == list(range(1, 13))
-    assert {n for n, times in once.seen().items() if times > 1} == {4, 5}
+    assert {n for n, times in once.seen().items() if times > 1} == {5}
 
 
 def test_alts_and_joins_take_each_pair_once(place: Path) -> None:
@@ -324,11 +421,11 @@ def test_alts_and_joins_take_each_pair_once(place: Path) -> None:
     assert summary.in_doubt == 1
     root = state_root(plan, place / "state")
     [row] = account.deliveries(root, plan=plan, status="in_doubt")
-    assert row["document"] == "a/4..6&b/4..6"
+    assert row["document"] == "a/5..5&b/5..5"
     (place / "fate-5").unlink()
     resolve(plan, "pending", state=place / "state")
     assert run_plan(plan, place / "state").exit == 0
-    assert [m.body["n"] for m in DurableQueue("out", place).read(limit=100)] == [1, 2, 3, 7, 4, 5, 6]
+    assert [m.body["n"] for m in DurableQueue("out", place).read(limit=100)] == [1, 2, 3, 4, 7, 6, 5]
 
 
 @pytest.mark.rule("once.check")
@@ -345,6 +442,12 @@ def test_what_cannot_be_taken_before_it_is_read_is_refused(place: Path) -> None:
     inputs = {name: plan.source(name, Queue(name, place, types=["x"])) for name in ("a", "b")}
     plan.join("pair", lambda docs: docs["a"], inputs).destination("out", ToQueue("out", place))
     assert "pair: an input has a filter" in findings(plan)
+    plan = Plan("p", checkpoint=2)
+    plan.source("docs", Memory([{"id": "a"}])).destination("out", ToQueue("out", place))
+    assert "checkpoint=2: it goes with strategy='at-most-once'." in findings(plan)
+    plan = Plan("p", strategy="at-most-once", checkpoint=0)
+    plan.source("a", Queue("a", place)).destination("out", ToQueue("out", place))
+    assert "checkpoint=0: give how many entries may be in doubt after a kill, from 1." in findings(plan)
     plan = Plan("p", strategy="exactly-twice")  # type: ignore[arg-type]
     plan.source("a", Queue("a", place)).destination("out", ToQueue("out", place))
     assert "strategy='exactly-twice': give 'at-most-once', or leave it out." in findings(plan)
@@ -352,32 +455,40 @@ def test_what_cannot_be_taken_before_it_is_read_is_refused(place: Path) -> None:
 
 @pytest.mark.rule("once.spark")
 def test_a_task_that_is_started_again(place: Path) -> None:
-    """It returns what it had returned; if it left nothing, its range is in doubt; after its wave it does not begin."""
+    """It returns what it had returned; if it left nothing, what its notes say; after its wave it does not begin."""
     runs = []
 
-    def run() -> Staged:
+    def run(notes: TaskNotes) -> Staged:
         runs.append(1)
         return NOTHING_STAGED._replace(entries=7)
 
-    def die() -> Staged:
+    def die(notes: TaskNotes) -> Staged:
+        notes.add(11)
+        notes.sync()
+        notes.add(12)
         raise KeyboardInterrupt
+
+    def rebuild(notes: Iterator[Any]) -> Staged:
+        runs.append(2)
+        return NOTHING_STAGED._replace(killed=KilledTask(*notes))
 
     (place / "open").touch()
     assert (
-        run_once(place, 0, run)
-        == run_once(place, 0, run)
-        == kept_result(place, 0)
+        run_once(place, 0, run, rebuild)
+        == run_once(place, 0, run, rebuild)
+        == kept_result(place, 0, rebuild)
         == NOTHING_STAGED._replace(entries=7)
     )
     with pytest.raises(KeyboardInterrupt):
-        run_once(place, 1, die)
-    assert run_once(place, 1, run) == kept_result(place, 1) == IN_DOUBT
-    assert kept_result(place, 2) is None
-    assert run_once(place, 2, run) == IN_DOUBT, "the next driver was told that it had not begun"
+        run_once(place, 1, die, rebuild)
+    assert run_once(place, 1, run, rebuild) == kept_result(place, 1, rebuild)
+    assert kept_result(place, 1, rebuild) == NOTHING_STAGED._replace(killed=KilledTask(11))
+    assert kept_result(place, 2, rebuild) is None
+    assert run_once(place, 2, run, rebuild).killed is not None, "the next driver was told that it had not begun"
     with pytest.raises(FileNotFoundError):
-        run_once(place / "gone", 3, run)
-    assert kept_result(place / "gone", 3) == IN_DOUBT
-    assert len(runs) == 1
+        run_once(place / "gone", 3, run, rebuild)
+    assert kept_result(place / "gone", 3, rebuild) == IN_DOUBT
+    assert runs == [1, 2, 2]
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -398,5 +509,5 @@ def test_a_queue_that_is_away_keeps_its_ranges(place: Path, again: bool) -> None
     else:
         (place / "moved").rename(place / "in")
     assert once.run().exit == 0
-    assert once.values() == ([1, 2, 3, 7] if again else list(range(1, 7)))
+    assert once.values() == [1, 2, 3, 4, 6, *([7] if again else [5])]
     assert once.status()["balanced"]

@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from ferryman.engine import results
-from ferryman.engine.results import IN_DOUBT, NOTHING_STAGED, Staged, run_once
+from ferryman.engine import once_task
+from ferryman.engine.once_task import IN_DOUBT, TaskNotes, run_once
+from ferryman.engine.results import NOTHING_STAGED, Staged
+from ferryman.errors import EngineError
 from ferryman.state.state import OPEN
 from ferryman.storage import files, processes
 from ferryman.storage.files import StatePath, path_of
@@ -54,7 +56,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(results, "time", found)
+    monkeypatch.setattr(once_task, "time", found)
     monkeypatch.setattr(processes, "time", found)
     return found
 
@@ -67,8 +69,12 @@ def folder(request: pytest.FixtureRequest, place: Path) -> StatePath:
     return found
 
 
-def never() -> Staged:
+def never(notes: TaskNotes) -> Staged:
     raise AssertionError("a step was called a second time")
+
+
+def doubt(notes: Iterator[Any]) -> Staged:
+    return IN_DOUBT
 
 
 class First:
@@ -82,10 +88,17 @@ class First:
         wait_until(lambda: files.exists(folder / "0.begun"))
 
     def _work(self) -> None:
-        run_once(self._folder, 0, self._run)
+        run_once(self._folder, 0, self._run, doubt)
 
-    def _run(self) -> Staged:
+    def _run(self, notes: TaskNotes) -> Staged:
+        notes.add("first")
+        notes.sync()
         self.may_end.wait()
+        try:
+            notes.sync()
+        except EngineError:
+            (self._folder / "stopped").touch()
+            raise
         return STAGED
 
     @property
@@ -115,7 +128,7 @@ def test_a_twin_waits_for_the_first_and_returns_the_same(first: First, place: Pa
             first.process.join()
 
     clock.then = look
-    assert run_once(place, 0, never) == STAGED
+    assert run_once(place, 0, never, doubt) == STAGED
     assert len(looks) == 3
 
 
@@ -124,7 +137,7 @@ def test_where_the_first_was_killed_it_is_in_doubt_at_once(first: First, place: 
     """Also before its parent has looked at its end."""
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: not processes.start_time_of(first.pid))
-    assert run_once(place, 0, never) == IN_DOUBT
+    assert run_once(place, 0, never, doubt) == IN_DOUBT
     assert clock.now == 0
 
 
@@ -135,20 +148,29 @@ def test_where_the_first_is_killed_meanwhile_nobody_waits_on(first: First, place
         first.process.join()
 
     clock.then = kill
-    assert run_once(place, 0, never) == IN_DOUBT
+    assert run_once(place, 0, never, doubt) == IN_DOUBT
     assert clock.now < 1
 
 
 @pytest.mark.rule("once.twin")
 def test_where_the_first_was_stopped_the_wait_ends(first: First, place: Path, clock: Clock) -> None:
-    """What it has begun is in doubt; when it goes on, what it keeps does not harm."""
+    """What it has begun is in doubt; when it goes on, it notices before its next call."""
+    wait_until(lambda: (place / "0.notes").exists() and (place / "0.notes").stat().st_size)
     os.kill(first.pid, signal.SIGSTOP)
-    assert run_once(place, 0, never) == IN_DOUBT
+    noted: list[Any] = []
+
+    def rebuild(notes: Iterator[Any]) -> Staged:
+        noted.extend(notes)
+        return IN_DOUBT
+
+    assert run_once(place, 0, never, rebuild) == IN_DOUBT
+    assert noted == ["first"]
     assert EXPIRES_S <= clock.now < EXPIRES_S + 3
     os.kill(first.pid, signal.SIGCONT)
     first.may_end.set()
     first.process.join()
-    assert first.process.exitcode == 0
+    assert (place / "stopped").exists()
+    assert run_once(place, 0, never, rebuild) == IN_DOUBT
 
 
 @pytest.mark.rule("once.twin")
@@ -167,7 +189,7 @@ def test_of_a_first_on_another_machine_signs_of_life_tell(folder: StatePath, clo
             files.replace(folder / "0.alive", str(signs).encode())
 
     clock.then = go_on
-    assert run_once(folder, 0, never) == (STAGED if ends else IN_DOUBT)
+    assert run_once(folder, 0, never, doubt) == (STAGED if ends else IN_DOUBT)
     assert clock.now >= 100 * 50
     assert clock.now < 100 * 50 + EXPIRES_S + 5
 
@@ -179,18 +201,39 @@ def test_a_first_that_works_for_long_gives_signs_of_life(folder: StatePath, monk
     def alive() -> Any:
         return files.read_version(folder / "0.alive")
 
-    def run() -> Staged:
+    def run(notes: TaskNotes) -> Staged:
         wait_until(alive)
         before = alive()
         wait_until(lambda: alive() != before)
         return STAGED
 
-    assert run_once(folder, 0, run) == STAGED
+    assert run_once(folder, 0, run, doubt) == STAGED
     wait_until(lambda: not [t for t in threading.enumerate() if t.name == "ferryman-alive"])
 
-    def outlive() -> Staged:
+    def outlive(notes: TaskNotes) -> Staged:
         files.remove(folder / OPEN)
         wait_until(lambda: not [t for t in threading.enumerate() if t.name == "ferryman-alive"])
         return STAGED
 
-    assert run_once(folder, 1, outlive) == STAGED
+    assert run_once(folder, 1, outlive, doubt) == STAGED
+
+
+def test_notes_are_read_up_to_the_first_that_was_cut_off(folder: StatePath) -> None:
+    """Also large ones, and none; a store has them in several objects."""
+    path, large = folder / "0.notes", b"x" * 5_000_000
+    assert list(files.read_records(path)) == []
+    writer = files.RecordWriter(path)
+    writer.sync()
+    assert list(files.read_records(path)) == []
+    for record in (b"a", b"", large):
+        writer.add(record)
+    writer.sync()
+    writer.add(b"lost")
+    writer.close()
+    assert list(files.read_records(path)) == [b"a", b"", large]
+    if isinstance(path, Path):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        assert list(files.read_records(path)) == [b"a", b""]
+        path.write_bytes(whole.replace(b"a", b"b", 1))
+        assert list(files.read_records(path)) == []

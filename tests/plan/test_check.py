@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from ferryman.errors import PlanError
 from ferryman.plan import SourceNode, check
 from ferryman.plan.paths import cycles
 from ferryman.routers import ByField, Duplicate, RoundRobin
+from ferryman.sources import Queue
 from tests.plan.plans import Index, same, source
 
 
@@ -150,6 +152,13 @@ def test_a_potent_step(mutates: bool) -> None:
     assert found.startswith("mail: a step runs before the commit")
     assert "make it a tee or a destination" in found
     assert ("split it in two" in found) == mutates
+
+
+@pytest.mark.rule("check.potent")
+def test_a_potent_step_where_no_step_sees_an_entry_twice(tmp_path: Path) -> None:
+    plan = Plan("p", strategy="at-most-once")
+    plan.source("a", Queue("a", tmp_path)).step("charge", same, effect=Effect.POTENT).destination("c", Index())
+    assert findings(plan) == []
 
 
 @pytest.mark.rule("check.fork")

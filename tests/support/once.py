@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ferryman import limits
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.errors import PermanentError, TransientError, Unavailable
@@ -17,11 +18,21 @@ from ferryman.sources import Queue
 from tests.support.plan_world import PlanWorld
 
 
-def build_once(world: PlanWorld, *, errors: bool = False, fork: bool = False, **source: Any) -> Plan:
+def build_once(
+    world: PlanWorld,
+    *,
+    errors: bool = False,
+    fork: bool = False,
+    children: bool = False,
+    checkpoint: int = 1,
+    **source: Any,
+) -> Plan:
     """Build plan ``once``: queue ``in`` → a step that writes down what it sees → queues ``out`` (and ``other``)."""
     folder = world.folder
-    plan = Plan("once", version=1, strategy="at-most-once")
+    plan = Plan("once", version=1, strategy="at-most-once", checkpoint=checkpoint)
     node: Any = plan.source("from_in", Queue("in", folder, **source)).step("see", Witness(folder).see)
+    if children:
+        node = node.step("split", split)
     if fork:
         node = node.route("both", Duplicate())
         node.destination("to_other", ToQueue("other", folder), backoff=0)
@@ -29,6 +40,11 @@ def build_once(world: PlanWorld, *, errors: bool = False, fork: bool = False, **
     if errors:
         plan.errors(ToQueue("errors", folder), backoff=0)
     return plan
+
+
+def split(doc: Document) -> Any:
+    """Make many children of a message that is told to have some."""
+    return (doc.child(str(n)) for n in range(limits.HELD_CHILDREN + 10)) if doc.fields.pop("children", False) else doc
 
 
 class Once(PlanWorld):
@@ -68,6 +84,9 @@ class Witness:
             file.write(f"{n}\n")
         fate = self.folder / f"fate-{n}"
         how = fate.read_text() if fate.exists() else ""
+        if how == "children":
+            doc["children"] = True
+            return doc
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if how:

@@ -50,10 +50,23 @@ class FamilyStatus(NamedTuple):
         """Format the counts: ``incomplete: 3 of 5 deliveries have ended; 2 pending; 1 failed``."""
         noun = "1 delivery" if self.deliveries == 1 else f"{self.deliveries} deliveries"
         has = "has" if self.deliveries == 1 else "have"
-        text = f"{'complete' if self.complete else 'incomplete'}: {self.ended} of {noun} {has} ended"
+        text = f"{self.outcome}: {self.ended} of {noun} {has} ended"
         waiting = [f"{n} {word}" for n, word in ((self.pending, "pending"), (self.in_doubt, "in doubt")) if n]
-        unsuccessful = [f"{n} {word}" for n, word in ((self.failed, "failed"), (self.rejected, "rejected")) if n]
-        return text + "".join(f"; {', '.join(part)}" for part in (waiting, unsuccessful) if part)
+        parts = (waiting, [self.unsuccessful] if self.unsuccessful and not self.complete else [])
+        return text + "".join(f"; {', '.join(part)}" for part in parts if part)
+
+    @property
+    def unsuccessful(self) -> str:
+        """Counts of what ended without success: ``1 failed, 2 rejected``; "": all succeeded."""
+        counts = ((self.failed, "failed"), (self.rejected, "rejected"))
+        return ", ".join(f"{number} {word}" for number, word in counts if number)
+
+    @property
+    def outcome(self) -> str:
+        """Outcome in words: ``incomplete``, ``ended, 1 rejected``, or ``complete``."""
+        if not self.complete:
+            return "incomplete"
+        return f"ended, {self.unsuccessful}" if self.unsuccessful else "complete"
 
 
 def family_statuses(root: StatePath, family: str, plan: Plan | None = None) -> list[FamilyStatus]:
@@ -74,7 +87,8 @@ def family_statuses(root: StatePath, family: str, plan: Plan | None = None) -> l
 def incomplete_families(
     root: StatePath, plan: Plan | None = None, source: str | None = None, family: str | None = None
 ) -> list[FamilyStatus]:
-    """Return the families with pending deliveries or deliveries in doubt; only of this source, only this family.
+    """Return the families with deliveries that are pending, in doubt, failed or rejected; only of this source, only
+    this family.
 
     Raises: the errors of ``family_statuses``.
     """
@@ -82,12 +96,12 @@ def incomplete_families(
     def query(view: View) -> list[FamilyStatus]:
         if family is not None:
             statuses = _statuses(view, in_family_sql(family), in_family_sql(family, "document"))
-            return [each for each in statuses if not each.complete and source in (None, each.source)]
+            return [each for each in statuses if each.outcome != "complete" and source in (None, each.source)]
         of_source = "" if source is None else f" AND source = {quote(source)}"
         view.keep("open_families", f"SELECT DISTINCT hash(source, {_family('id')}) AS h FROM ({_open(of_source)})")
         condition = "hash(source, {family}) IN (SELECT h FROM open_families)"
         origins, documents = (condition.format(family=_family(column)) for column in ("origin", "document"))
-        return sorted(each for each in _statuses(view, origins, documents) if not each.complete)
+        return sorted(each for each in _statuses(view, origins, documents) if each.outcome != "complete")
 
     return _query(root, plan, query)
 
@@ -105,10 +119,10 @@ def _family(column: str) -> str:
 
 
 def _open(condition: str) -> str:
-    """Return SQL for (source, id) of all origins that may have deliveries which have not ended."""
+    """Return SQL for (source, id) of all origins that may have deliveries which have not ended, or without success."""
     return f"""
         SELECT source, origin AS id FROM waiting WHERE due IS NOT NULL{condition}
-        UNION ALL SELECT source, origin FROM ledger WHERE status = 'INDEXING'{condition}
+        UNION ALL SELECT source, origin FROM ledger WHERE status IN ('INDEXING', 'DEAD', 'ERROR_DOC'){condition}
         UNION ALL SELECT source, document FROM documents WHERE (due IS NOT NULL OR forced){condition}
     """
 

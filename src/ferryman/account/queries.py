@@ -345,19 +345,26 @@ def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
     return found
 
 
-def history(root: StatePath, document: str, plan: Plan | None = None) -> list[dict[str, Any]]:
-    """Return every event of a document and of what was made from it, oldest first, with the ledger's columns.
+def history(
+    root: StatePath, document: str, plan: Plan | None = None, *, limit: int | None = None, page: int = 1
+) -> list[dict[str, Any]]:
+    """Return the events of a document and of what was made from it, oldest first, with the ledger's columns.
 
     If the document is a file whose rows are documents: the events of its rows.
+
+    Args:
+        limit: number of events of a page; None: return all events.
+        page: 1: the newest events; 2: those before them; and so on.
     """
     columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family_sql(document)
+    of_page = "" if limit is None else f"LIMIT {int(limit)} OFFSET {(int(page) - 1) * int(limit)}"
     query = f"""
         SELECT {columns} FROM (
             SELECT {columns}, ordinal FROM ledger WHERE document = $document OR {rows_too}
             UNION ALL SELECT {columns}, 3 AS ordinal FROM unsent WHERE document = $document OR {rows_too}
-        ) ORDER BY wave, ordinal, created
+        ) ORDER BY wave DESC, ordinal DESC, created DESC, document DESC, destination DESC, route DESC {of_page}
     """
-    return _query(root, plan, lambda view: view.rows(query, {"document": document}))
+    return _query(root, plan, lambda view: view.rows(query, {"document": document}))[::-1]
 
 
 def nearest_documents(root: StatePath, document: str, plan: Plan | None = None, *, limit: int = 3) -> list[str]:

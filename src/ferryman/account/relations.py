@@ -155,10 +155,12 @@ class View:
     def waves(self, limit: int) -> list[dict[str, Any]]:
         """Return the last waves; see ``account.waves``."""
         return self.rows(f"""
-            SELECT wave, max(created) AS created, count(*) AS events,
-                count(*) FILTER (status = 'INDEXED') AS delivered,
-                count(*) FILTER (status IN ('ERROR', 'DEAD', 'ERROR_DOC', 'INDEXING')) AS failed
-            FROM ledger GROUP BY wave ORDER BY wave DESC LIMIT {int(limit)}
+            SELECT wave, max(first) OVER (ORDER BY wave) AS created, events, delivered, failed FROM (
+                SELECT wave, min(created) AS first, count(*) AS events,
+                    count(*) FILTER (status = 'INDEXED') AS delivered,
+                    count(*) FILTER (status IN ('ERROR', 'DEAD', 'ERROR_DOC', 'INDEXING')) AS failed
+                FROM ledger GROUP BY wave
+            ) ORDER BY wave DESC LIMIT {int(limit)}
         """)
 
     def outstanding(self) -> dict[str, int]:

@@ -70,7 +70,10 @@ FamilyFilter = Annotated[
 ]
 Incomplete = Annotated[
     bool,
-    typer.Option("--incomplete", help="List documents (or files of rows) with deliveries that have not ended."),
+    typer.Option(
+        "--incomplete",
+        help="List documents (or files of rows) that are not complete.",
+    ),
 ]
 CountBy = Annotated[
     By | None,
@@ -110,8 +113,8 @@ def deliveries(
     One line for each delivery of a current document, with its latest event. Starts no Spark.
 
     A document with all that was made of it is a family; so are the rows of a file. With --family the last line says
-    whether all of it has ended: complete, or incomplete, and how many deliveries are pending, in doubt, failed or
-    rejected. --incomplete lists families of which some are pending or in doubt; what failed has ended.
+    whether all of it has ended: complete, ended with so many failed or rejected, or incomplete, with how many are
+    pending or in doubt. --incomplete lists the families that are not complete.
 
     --by reason counts: why deliveries have failed, were rejected or dropped, are pending or in doubt, the most frequent
     reason first, each with the id of one document. Reasons that differ only in numbers and quoted words are one.
@@ -244,12 +247,16 @@ def _note_more(printed: str, total: int) -> None:
 
 def _print_incomplete(root: StatePath, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
     """Print the families that have not ended, and the command that shows one of them."""
+    from ferryman.account.families import FamilyStatus
+
     limit = query.limit or _default_limit()
     families = list(query._replace(limit=None).rows(loaded, root))
     if not families:
         print_note("None: every family is complete.")
         return
-    print_table(tuple(families[0]), [list(each.values()) for each in families[:limit]])
+    outcomes = [FamilyStatus(**each).outcome for each in families[:limit]]
+    rows = [[*each.values(), outcome] for each, outcome in zip(families, outcomes, strict=False)]
+    print_table((*families[0], "outcome"), rows)
     if len(families) > limit:
         _note_more(str(limit), len(families))
     print_line(f"Of one: {next_command('deliveries', spec, '--family', families[0]['family'], state=query.state)}")
@@ -260,7 +267,8 @@ def _print_family_status(root: StatePath, family: str, loaded: Plan, plan: str, 
     from ferryman.account import families
 
     for status in families.family_statuses(root, family, loaded):
-        print_line(f"{status.family} of source {status.source} is {status.describe()}")
+        verb = "has" if status.complete and status.unsuccessful else "is"
+        print_line(f"{status.family} of source {status.source} {verb} {status.describe()}")
         for word in ("pending", "in_doubt", "failed", "rejected"):
             if getattr(status, word):
                 listing = next_command("deliveries", plan, "--family", family, "--status", word, state=state)
@@ -270,14 +278,17 @@ def _print_family_status(root: StatePath, family: str, loaded: Plan, plan: str, 
 def history(
     plan: FlowSpec,
     document: Annotated[str, typer.Argument(metavar="DOC", show_default=False, help="Id of a document.")],
+    limit: Limit = None,
+    page: Annotated[int, typer.Option("--page", metavar="N", min=1, help="1: the newest events; 2: those before.")] = 1,
     state: StateDir = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Tell all that happened to a document.
 
-    Every event of it and its family, oldest first. Starts no Spark. If PLAN is a flow, it is followed: through each
-    plan that knows it, and the messages made of it through the plans behind.
+    Events of it and its family, oldest first: the newest --limit of them, with --page 2 those before. Starts no Spark.
+    If PLAN is a flow, it is followed: through each plan that knows it, and the messages made of it through the plans
+    behind.
     """
     from ferryman import account
     from ferryman.plan import Flow
@@ -286,13 +297,15 @@ def history(
 
     loaded = load(plan)
     if isinstance(loaded, Flow):
-        _print_flow_history(loaded, plan, document, state, json)
+        _print_flow_history(loaded, plan, document, EventPage(limit, page), state, json)
         return
     root = state_root(loaded, state, plan_file(plan))
-    events = account.history(root, document, plan=loaded) if has_run(root) else []
+    of_page = EventPage(limit or (None if json and page == 1 else _default_limit()), page)
+    found = account.history(root, document, plan=loaded, limit=of_page.needed) if has_run(root) else []
+    events = of_page.select(found)
     if json:
         print_json(events)
-    if not events:
+    if not found:
         nearest = account.nearest_documents(root, document, loaded) if has_run(root) else []
         commands = ", ".join(f"`{next_command('history', plan, each, state=state)}`" for each in nearest)
         meant = f" Nearest: {commands}." if nearest else ""
@@ -300,32 +313,66 @@ def history(
         raise UsageError(
             f"{document}: there is no such document in the state {root}.{meant} `{listing}` lists its documents."
         )
+    if not events:
+        raise UsageError(f"{document}: page {page} is empty: it has {len(found)} events.")
     if not json:
         _print_rows(events, ("created", "wave", "document", "destination", "operation", "status", "attempt", "message"))
         _print_tracebacks(events)
+        of_page.note_earlier(found)
         print_line()
-        last = events[-1]
+        last = found[-1]
         version = last["version"] or "unknown"
         print_line(f"{document}: version {version}, revision {last['revision']}, from source {last['source']}")
         origin = last["origin"] if document in (last["document"], last["origin"]) else document
         _print_family_status(root, origin, loaded, plan, state)
 
 
-def _print_flow_history(flow: Flow, spec: str, document: str, state: StateDir, json: bool) -> None:
+class EventPage(NamedTuple):
+    """Page of a document's events: ``--limit`` and ``--page``; without a limit all of them."""
+
+    limit: int | None
+    number: int
+
+    @property
+    def needed(self) -> int | None:
+        """Number of the newest events to read: one more than all pages so far have."""
+        return None if self.limit is None else self.limit * self.number + 1
+
+    def select(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the events of this page.
+
+        Args:
+            events: the newest events, oldest first.
+        """
+        if self.limit is None:
+            return events
+        end = len(events) - self.limit * (self.number - 1)
+        return events[max(0, end - self.limit) : max(0, end)]
+
+    def note_earlier(self, events: list[dict[str, Any]]) -> None:
+        """Say how to see the events before this page, if there are any."""
+        if self.needed is not None and len(events) >= self.needed:
+            print_note(f"There are earlier events: --page {self.number + 1} shows them, --json all.")
+
+
+def _print_flow_history(flow: Flow, spec: str, document: str, of_page: EventPage, state: StateDir, json: bool) -> None:
     """Print a document's history in all plans of a flow."""
     from ferryman.operations import follow
     from ferryman.plan.load import plan_file
     from ferryman.state.state import state_root
 
-    events = follow(flow, {flow.label(p): state_root(p, state, plan_file(spec)) for p in flow.plans}, document)
+    found = follow(flow, {flow.label(p): state_root(p, state, plan_file(spec)) for p in flow.plans}, document)
+    of_page = of_page._replace(limit=of_page.limit or (None if json and of_page.number == 1 else _default_limit()))
+    events = of_page.select(found)
     if json:
         print_json(events)
-    if not events:
+    if not found:
         raise UsageError(f"{document}: no plan of flow {flow.name} knows such a document.")
     if not json:
         columns = ("created", "plan", "wave", "document", "destination", "operation", "status", "attempt", "message")
         _print_rows(events, columns)
         _print_tracebacks(events)
+        of_page.note_earlier(found)
 
 
 def _check_node_names(owner: str, plans: Iterable[Plan], **options: str | None) -> None:

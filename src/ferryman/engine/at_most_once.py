@@ -4,16 +4,19 @@ ranges."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from ferryman.engine.commit import commit_staged
-from ferryman.engine.results import NOTHING_STAGED, Blocked, Staged, kept_result
+from ferryman.engine.once_task import kept_result
+from ferryman.engine.results import NOTHING_STAGED, Blocked, KilledTask, Staged
 from ferryman.engine.settle import RunTasks, settle
 from ferryman.engine.tasks import (
     KILLED_MESSAGE,
+    NOT_BEGUN_MESSAGE,
     RERUN_MESSAGE,
     EntryRange,
     LogSplit,
@@ -104,19 +107,44 @@ class OnceRanges:
 
     def _outcome_of(self, split: LogSplit, entry_range: EntryRange, done: Staged) -> tuple[bool, list[RangeStatus]]:
         """Return whether a task's staged result counts, and the new statuses of its range."""
-        if done.in_doubt:
-            return False, [RangeStatus(entry_range, Status.INDEXING, KILLED_MESSAGE)]
+        if done.killed is not None:
+            return self._outcome_of_killed(split, entry_range, done.killed)
         statuses = [RangeStatus(entry_range, Status.DROPPED, RERUN_MESSAGE)] if entry_range.in_ledger else []
         if (blocked := done.blocked) is None:
             return True, statuses
         waits = f"its steps have not begun: {blocked.why}"
         if not done.entries:
             return True, [] if entry_range.in_ledger else [RangeStatus(entry_range, Status.ERROR, waits)]
-        log = self._logs.get(split.source)
-        if log is None or log.shares_places:  # which entries come after it is unknown
+        if (piece := self._cut(split, blocked.place, split.piece.end)) is None:
             return False, [RangeStatus(entry_range, Status.INDEXING, f"its steps may have run: {blocked.why}")]
-        rest = self._range(split, split.piece._replace(start=blocked.place))
-        return True, [*statuses, RangeStatus(rest, Status.ERROR, waits)]
+        return True, [*statuses, RangeStatus(self._range(split, piece), Status.ERROR, waits)]
+
+    def _outcome_of_killed(
+        self, split: LogSplit, entry_range: EntryRange, killed: KilledTask
+    ) -> tuple[bool, list[RangeStatus]]:
+        """Return whether what a killed task had finished counts, and the new statuses of its range: one part is in
+        doubt, another was not begun."""
+        doubtful = waiting = None
+        if killed.doubt is not None and killed.rest is not None:
+            doubtful = self._cut(split, killed.doubt, killed.rest)
+            waiting = self._cut(split, killed.rest, split.piece.end)
+        if doubtful is None or waiting is None:
+            return False, [RangeStatus(entry_range, Status.INDEXING, KILLED_MESSAGE)]
+        parts = [(doubtful, Status.INDEXING, KILLED_MESSAGE), (waiting, Status.ERROR, NOT_BEGUN_MESSAGE)]
+        statuses = []
+        for piece, status, message in parts:
+            if piece == split.piece:  # nothing else has become of it
+                return True, [RangeStatus(entry_range, status, message)]
+            if piece.start < piece.end:
+                statuses.append(RangeStatus(self._range(split, piece), status, message))
+        if entry_range.in_ledger:
+            statuses.append(RangeStatus(entry_range, Status.DROPPED, RERUN_MESSAGE))
+        return True, statuses
+
+    def _cut(self, split: LogSplit, start: int, end: int) -> Piece | None:
+        """Return a part of a split's entries; None: which ones they are is unknown."""
+        log = self._logs.get(split.source)
+        return None if log is None else log.cut(split.piece, start, end)
 
     def _range(self, split: LogSplit, piece: Piece) -> EntryRange:
         return new_range(self._state.plan, split.source, self._logs[split.source], piece, split.revision)
@@ -142,13 +170,19 @@ class OnceRanges:
         return piece._replace(start=kept.start, inputs=kept.inputs)
 
 
-def recover_once_wave(state: State, run: RunTasks, plan: Plan | None = None) -> list[str]:
+def recover_once_wave(
+    state: State,
+    run: RunTasks,
+    rebuild: Callable[[OnceWave, LogSplit, Iterator[Any]], Staged],
+    plan: Plan | None = None,
+) -> list[str]:
     """Commit and settle an at-most-once wave that was begun but not committed, if there is one; return a message about
     it.
 
-    Results that its tasks have stored are committed. Tasks that had not begun run later.
+    Results that its tasks have stored are committed, and what killed tasks had finished. What had not begun runs later.
 
     Args:
+        rebuild: stages what a killed task had finished, given its notes.
         plan: see ``settle``.
     """
     if (once_wave := open_once_wave(state)) is None:
@@ -157,15 +191,24 @@ def recover_once_wave(state: State, run: RunTasks, plan: Plan | None = None) -> 
         LogSplit(found.source, found.piece, found.revision, number=number, rerun=found if found.in_ledger else None)
         for number, found in enumerate(once_wave.ranges)
     ]
-    staged = [kept_result(once_wave.folder, split.number) or _not_begun(split.piece) for split in splits]
+    staged = [
+        kept_result(once_wave.folder, split.number, partial(rebuild, once_wave, split)) or _not_begun(split.piece)
+        for split in splits
+    ]
     logs = {n.name: n.source for n in (plan or state.plan).nodes if isinstance(n, SourceNode)}
     results = OnceRanges(state, {name: log for name, log in logs.items() if isinstance(log, Log)}).results_of(
         once_wave, splits, staged
     )
     commit_staged(state, once_wave.wave, results.kept, results.transactions)
     settle(state, once_wave.wave, run, plan)
-    doubtful = sum(split.rows for split, done in zip(splits, staged, strict=True) if done.in_doubt)
+    doubtful = sum(_doubtful_rows(split, done.killed) for split, done in zip(splits, staged, strict=True))
     return [f"committed wave {once_wave.wave} as far as its steps had come ({doubtful} entries are in doubt)"]
+
+
+def _doubtful_rows(split: LogSplit, killed: KilledTask | None) -> int:
+    if killed is None:
+        return 0
+    return split.rows if killed.doubt is None or killed.rest is None else killed.rest - killed.doubt
 
 
 def _not_begun(piece: Piece) -> Staged:
@@ -186,7 +229,7 @@ class OnceWave(NamedTuple):
 
     Attributes:
         ranges: range of entries of each task.
-        folder: folder for ``results.run_once``.
+        folder: folder for ``once_task.run_once``.
     """
 
     wave: int

@@ -20,6 +20,7 @@ from ferryman.engine import commands
 from ferryman.engine.at_most_once import recover_once_wave
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
+from ferryman.engine.transform.once_reader import doubt_notes
 from ferryman.errors import UsageError
 from ferryman.plan import KeyedNode, Plan, changed_sources, keyed_nodes, logs_read, sources_of, structure
 from ferryman.plan.keyed import read_once_sources, upstream_sources
@@ -384,7 +385,7 @@ def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
             return
         if old.wave > old.settled:
             settle(old, old.wave, in_process, plan)
-        recover_once_wave(old, in_process, plan)
+        recover_once_wave(old, in_process, lambda _, split, notes: doubt_notes(split, notes), plan)
         fenced = files.exists(old.root / MIGRATED)
         refuse_incompatible(old, plan, fenced=fenced)
         if not keyed_node_names(old.recorded_structure()):  # with them, refused if any is queued

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import enum
 import os
-import pickle
-import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Final, NamedTuple
 
-import msgspec
-
 import ferryman
-from ferryman import crash
 from ferryman.document import RereadRequest
 from ferryman.engine.runner.base import QueryFailed
 from ferryman.errors import (
@@ -41,10 +36,8 @@ from ferryman.records.families import Published
 from ferryman.records.rows import HEADING, LONGEST
 from ferryman.sources import Doubt
 from ferryman.state.logs import LogHead, number_of_text
-from ferryman.state.state import OPEN
-from ferryman.storage.files import StatePath, exists, fsync_folder, publish, read
+from ferryman.storage.files import StatePath, fsync_folder
 from ferryman.storage.parquet import Part
-from ferryman.storage.processes import Process, ProcessWatch, heartbeat
 
 
 class Savepoint(NamedTuple):
@@ -79,8 +72,19 @@ class Staged(NamedTuple):
     held: frozenset[int] = frozenset()
     """Key hashes whose export was not processed in this task, without those held before; only for the exports of a
     keyed node."""
-    in_doubt: bool = False
-    """An earlier run of this at-most-once task had begun, and it is unknown how far it came; nothing is staged."""
+    killed: KilledTask | None = None
+    """Set if this at-most-once task was killed, and only what it had finished is staged."""
+
+
+class KilledTask(NamedTuple):
+    """How far an at-most-once task had come when it was killed, as places of its log.
+
+    Entries before ``doubt`` were processed; of those from there on and before ``rest`` a step may have seen some; no
+    step has seen those from ``rest`` on. None: unknown, so that all of them are in doubt.
+    """
+
+    doubt: int | None = None
+    rest: int | None = None
 
 
 def sync_names(root: StatePath, staged: Staged) -> None:
@@ -432,75 +436,6 @@ def _innermost_line(error: BaseException) -> str:
         return ""
     path, number = (own or theirs)[-1]
     return f"{plain_text(path)}:{number}"
-
-
-# Tasks that run at most once, although Spark may start a task again if it receives no answer.
-#
-# The task first creates a file that only one run can create, then runs, and stores its result in another file. A later
-# run returns that result, and waits for it while the first run is alive (under speculative execution, two run side by
-# side). If the first run died without storing a result, how far it came is unknown. The folder belongs to the wave:
-# once the wave is over, no run can begin.
-
-IN_DOUBT: Final = NOTHING_STAGED._replace(in_doubt=True)
-
-
-def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Staged:
-    """Run a task unless it has run before; return its result, or that of the first run.
-
-    Raises:
-        FileNotFoundError: its wave is over.
-    """
-    if not publish(folder / f"{number}.begun", msgspec.json.encode(Process.current())):
-        _wait_for_first(folder, number)
-        return _read_kept(folder, number)
-    if not exists(folder / OPEN):  # an object store has no folder that could be missing
-        raise FileNotFoundError(f"{folder}: its wave is over")
-    crash.point("once.begun")
-    with heartbeat(folder / f"{number}.alive", folder / OPEN):
-        staged = run()
-        publish(_kept_file(folder, number), pickle.dumps(staged))
-    crash.point("once.kept")
-    return staged
-
-
-def kept_result(folder: StatePath, number: int) -> Staged | None:
-    """Return the result that an earlier driver's task with this number stored; None: the task had not begun, and now
-    cannot."""
-    try:
-        return None if publish(folder / f"{number}.begun", b"") else _read_kept(folder, number)
-    except FileNotFoundError:
-        return IN_DOUBT  # somebody has removed the folder
-
-
-def _wait_for_first(folder: StatePath, number: int) -> None:
-    """Wait until the first run has stored its result, or is no longer alive."""
-    begun = read(folder / f"{number}.begun")
-    if not begun:
-        return  # a later driver has claimed the task so that no run can begin
-    first = ProcessWatch(msgspec.json.decode(begun, type=Process), folder / f"{number}.alive")
-    wait_s = _LOOK_S
-    while not exists(_kept_file(folder, number)) and first.is_alive():
-        time.sleep(wait_s)
-        wait_s = min(2 * wait_s, _LOOK_MAX_S)
-
-
-_LOOK_S: Final = 0.05
-_LOOK_MAX_S: Final = 2.0
-"""Longest pause between two checks for the first run's result, in seconds; in an object store each check is several
-requests."""
-
-
-def _read_kept(folder: StatePath, number: int) -> Staged:
-    kept = _kept_file(folder, number)
-    if not exists(kept):
-        return IN_DOUBT
-    staged = pickle.loads(read(kept))
-    assert isinstance(staged, Staged)
-    return staged
-
-
-def _kept_file(folder: StatePath, number: int) -> StatePath:
-    return folder / f"{number}.kept"
 
 
 class OutboxSavepoint(NamedTuple):

@@ -165,7 +165,7 @@ class Run:
         if state.wave > state.settled:
             settled = settle(state, state.wave, self._run_tasks)
             actions.append(f"settled wave {state.wave} ({settled.delivered} deliveries were recorded)")
-        actions += recover_once_wave(state, self._run_tasks)
+        actions += recover_once_wave(state, self._run_tasks, self._transform.rebuild)
         crash.point("recover.settled")
         if migration.is_pending(state):
             self._add_message(migration.finish(state))

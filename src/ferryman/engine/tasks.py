@@ -361,6 +361,7 @@ class LogBatch(NamedTuple):
 # begun; pending, if they had not begun, or if an operator wants the range run again.
 
 KILLED_MESSAGE: Final = "its steps had begun when they were killed: what they did is not known"
+NOT_BEGUN_MESSAGE: Final = "its steps have not begun: its run was killed"
 RERUN_MESSAGE: Final = "run again, entry by entry"
 
 

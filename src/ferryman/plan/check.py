@@ -32,12 +32,12 @@ from ferryman.sources.base import Source
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 
 
-def check(name: str, version: object, nodes: Sequence[Node]) -> tuple[list[str], list[str]]:
+def check(name: str, version: object, nodes: Sequence[Node], *, once: bool = False) -> tuple[list[str], list[str]]:
     """Return (findings that refuse the plan, warnings), each naming the node and the remedy."""
     findings = [
         *_name_findings(name, version, nodes),
         *_edge_findings(nodes),
-        *_node_findings(nodes),
+        *_node_findings(nodes, once=once),
         *_cycle_findings(nodes),
     ]
     findings += [*loop_findings(nodes), *feed_findings(f"{name}-v{version}", nodes), *keyed_findings(nodes)]
@@ -116,7 +116,7 @@ def _edge_findings(nodes: Sequence[Node]) -> list[str]:
     return findings
 
 
-def _node_findings(nodes: Sequence[Node]) -> list[str]:
+def _node_findings(nodes: Sequence[Node], *, once: bool) -> list[str]:
     findings = []
     following = successors(nodes)
     for node in nodes:
@@ -134,11 +134,12 @@ def _node_findings(nodes: Sequence[Node]) -> list[str]:
                     f"{node.name}: {node.fn!r} is not a function of a document: give the function itself, "
                     "without calling it."
                 )
-            if node.effect is Effect.POTENT:
+            if node.effect is Effect.POTENT and not once:
                 advice = " If it also changes the document, split it in two." if node.mutates else ""
                 findings.append(
                     f"{node.name}: a step runs before the commit and may run again, "
-                    f"so it cannot be POTENT: make it a tee or a destination.{advice}"
+                    "so it cannot be POTENT: make it a tee or a destination, or, where all sources are logs, give "
+                    f"the plan strategy='at-most-once'.{advice}"
                 )
             if node.timeout is not None and not _is_number(node.timeout, above=0):
                 findings.append(f"{node.name}: timeout={node.timeout!r}: give seconds above 0, or leave it out.")

@@ -13,9 +13,13 @@ from ferryman.sources.log import CombinedLog, Log, feed_name
 Strategy = Literal["at-most-once"]
 
 
-def strategy_findings(strategy: object, nodes: Iterable[Node]) -> Iterator[str]:
+def strategy_findings(strategy: object, checkpoint: object, nodes: Iterable[Node]) -> Iterator[str]:
     """Yield the reasons why a plan with these nodes cannot have this strategy."""
+    if not isinstance(checkpoint, int) or checkpoint < 1:
+        yield f"checkpoint={checkpoint!r}: give how many entries may be in doubt after a kill, from 1."
     if strategy is None:
+        if checkpoint != 1:
+            yield f"checkpoint={checkpoint!r}: it goes with strategy='at-most-once'."
         return
     if strategy not in get_args(Strategy):
         yield f"strategy={strategy!r}: give {' or '.join(map(repr, get_args(Strategy)))}, or leave it out."

@@ -59,16 +59,25 @@ class Plan:
         strategy: "at-most-once": the steps see each entry once at most, whatever is killed. What had begun then is in
             doubt, and an error of a step is final. Only where all sources are logs. None: they see it again after a
             kill, and until an error has passed.
+        checkpoint: with a strategy, how many entries a step may see between two durable notes of how far it is: that
+            many are in doubt after a kill. A note costs as much as a sync of the disk that the state is on.
         provenance: of what comes from a log, keep with each delivery where it came from; see ``Delivery.provenance``.
     """
 
     def __init__(
-        self, name: str, version: int = 0, *, strategy: Strategy | None = None, provenance: bool = True
+        self,
+        name: str,
+        version: int = 0,
+        *,
+        strategy: Strategy | None = None,
+        checkpoint: int = 1,
+        provenance: bool = True,
     ) -> None:
         self.name = name
         self.version = version
         self.strategy = strategy
         self.once = strategy == "at-most-once"
+        self.checkpoint = checkpoint
         self.provenance = provenance
         self._nodes: list[Node] = []
         self._notified: list[NotifyTarget] = []
@@ -169,7 +178,8 @@ class Plan:
         document's error. It may be an ``async def``.
 
         Args:
-            effect: what repeating it does outside; POTENT is refused (steps run before the commit).
+            effect: what repeating it does outside. POTENT goes with ``Plan(strategy="at-most-once")`` only: elsewhere
+                steps run before the commit, and may run again.
             mutates: does it change the document?
             timeout: seconds a call may take; one that takes longer is interrupted, or its process is ended. None: 120 s
                 for ready-made steps that read formats, match patterns or ask servers, any time for all other functions.
@@ -429,8 +439,8 @@ class Plan:
         Raises:
             PlanError: every reason found, each naming the node and what to do.
         """
-        findings, warnings = check.check(self.name, self.version, self.nodes)
-        findings += strategy_findings(self.strategy, self.nodes)
+        findings, warnings = check.check(self.name, self.version, self.nodes, once=self.once)
+        findings += strategy_findings(self.strategy, self.checkpoint, self.nodes)
         findings += [finding for target in self._notified for finding in target.findings()]
         findings += pickling_findings(self.nodes)
         findings += missing_extra_findings(self.nodes)

@@ -205,8 +205,15 @@ class Log(Source):
         return {piece.partition: piece.end}
 
     def range_id(self, piece: Piece) -> str:
-        """Return the ledger's name for the entries of a piece together."""
+        """Return the ledger's name for the entries of a piece together, which is not that of an entry."""
         return self.full_id(f"{piece.partition}/{piece.start}..{piece.end - 1}")
+
+    def cut(self, piece: Piece, start: int, end: int) -> Piece | None:
+        """Return the part of a piece with ``start`` ≤ place < ``end``; None: which entries that are is unknown."""
+        if self.shares_places:
+            return None
+        size = piece.bytes * (end - start) // max(1, piece.end - piece.start)
+        return piece._replace(start=start, end=end, bytes=size)
 
     def entries(self, piece: Piece) -> Iterator[Entry]:
         """Yield the entries of ``read_piece`` with their places."""
@@ -504,6 +511,12 @@ class Joined(CombinedLog):
 
     def behind(self, piece: Piece) -> Positions:
         return {name: last for name, _, last in piece.inputs} | {_COUNT_PARTITION: piece.end}
+
+    def cut(self, piece: Piece, start: int, end: int) -> Piece | None:
+        if any(log.filters for log in self.inputs.values()):
+            return None
+        inputs = tuple((name, at + start - piece.start, at + end - piece.start) for name, at, _ in piece.inputs)
+        return piece._replace(start=start, end=end, inputs=inputs)
 
     def range_id(self, piece: Piece) -> str:
         pieces = (

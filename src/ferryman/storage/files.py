@@ -12,15 +12,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
+import itertools
 import os
 import shutil
+import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
 
 import msgspec
 
@@ -602,3 +605,80 @@ def unseal_bytes(path: StatePath, data: bytes) -> object:
     if data[:9] != b"%08x " % zlib.crc32(body):
         raise StateDamaged(str(path), "its checksum does not match its content")
     return msgspec.json.decode(body)
+
+
+# --- records that are appended one by one ---
+
+_FRAME: Final = struct.Struct("<II")
+"""Before each record: its length and CRC-32."""
+_WRITTEN_BYTES: Final = 4 * 1024 * 1024
+"""Records that are held before they are written; those of one write are an object of their own in a store."""
+
+
+class RecordWriter:
+    """Appends records to one new file; in an object store, to objects ``<path>.0``, ``<path>.1`` and so on. It has one
+    writer, once."""
+
+    def __init__(self, path: StatePath) -> None:
+        self._path = path
+        self._held: list[bytes] = []
+        self._bytes = 0
+        self._fd = -1
+        self._objects = 0
+
+    def add(self, record: bytes) -> None:
+        """Append a record, which is durable after the next ``sync``."""
+        self._held += [_FRAME.pack(len(record), zlib.crc32(record)), record]
+        self._bytes += len(record)
+        if self._bytes >= _WRITTEN_BYTES:
+            self._write()
+
+    def sync(self) -> None:
+        """Make all records durable."""
+        new = self._fd < 0
+        self._write()
+        if self._fd >= 0:
+            os.fdatasync(self._fd)
+            if new:
+                fsync_folder(self._path.parent)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self) -> None:
+        data, self._held, self._bytes = memoryview(b"".join(self._held)), [], 0
+        if isinstance(self._path, ObjectPath):
+            if data:
+                replace(_numbered(self._path, self._objects), bytes(data))
+                self._objects += 1
+            return
+        if self._fd < 0:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+
+def read_records(path: StatePath) -> Iterator[bytes]:
+    """Yield the records of a ``RecordWriter``, up to the first that a kill has cut off."""
+    if isinstance(path, ObjectPath):
+        for number in itertools.count():
+            if (found := read_version(_numbered(path, number))) is None:
+                return
+            yield from _records(io.BytesIO(found[0]))
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        yield from _records(file)
+
+
+def _records(file: BinaryIO) -> Iterator[bytes]:
+    while len(head := file.read(_FRAME.size)) == _FRAME.size:
+        length, checksum = _FRAME.unpack(head)
+        if len(record := file.read(length)) < length or zlib.crc32(record) != checksum:
+            return
+        yield record
+
+
+def _numbered(path: ObjectPath, number: int) -> ObjectPath:
+    return path.parent / f"{path.name}.{number}"

@@ -32,6 +32,8 @@ class OnceJob(msgspec.Struct):
     arm: tuple[str, str] | None = None
     stop: bool = False
     """Locks do not work; the point that is armed stops it, in place of killing it. Tasks are run in its own process."""
+    alone: bool = False
+    """Tasks are run in its own process, so that a kill ends both."""
 
 
 Job = OnceJob
@@ -66,7 +68,9 @@ def _do(job: OnceJob) -> None:
         return
     plan.freeze()
     with State.take(state_root(plan, root / "state"), plan) as state, driver.explain_errors(state):
-        summary = Run(state, InProcess(fork=not job.stop), child.Spoken(), RunSettings(wait=5, wave_bytes=30)).run()
+        summary = Run(
+            state, InProcess(fork=not (job.stop or job.alone)), child.Spoken(), RunSettings(wait=5, wave_bytes=30)
+        ).run()
     if job.stop:
         return
     invariants.check(state_root(plan, root / "state"), plan, summary)

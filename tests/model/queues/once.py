@@ -33,13 +33,33 @@ ONCE_ACTIONS: Final[dict[str, Action]] = {
     "intake.synced": Action("syncs that commit", (), ("intake.synced",)),
     "dispatch": Action("starts a task", ("engine.transform.phase.TransformPhase.run",)),
     "dispatch.double": Action("a second attempt of the task starts", fault=True),
-    "begin": Action("a task makes the file that says that it has begun", ("engine.results.run_once",)),
-    "steps": Action("the steps see the entries", ("engine.transform.task.Transform.__call__",), ("once.begun",)),
-    "steps.away": Action("the steps see some of them, then one is away", fault=True),
-    "keep": Action("the task keeps what it made", ("engine.results.run_once",), ("once.kept",)),
-    "judge": Action(
-        "what has the task come to? If it has not begun, it cannot any more", ("engine.results.kept_result",)
+    "begin": Action(
+        "a task makes the file that says that it has begun", ("engine.once_task.run_once",), ("once.begun",)
     ),
+    "note": Action(
+        "notes that those before the next entry are done, and that a step may see this one",
+        ("engine.transform.once_reader.OnceReader.process_block", "engine.once_task.TaskNotes.sync"),
+    ),
+    "check": Action("looks whether it was stopped", ("engine.once_task.TaskNotes.sync",), ("once.noted",)),
+    "step": Action("a step sees the entry", ("engine.transform.walk.run_walk",)),
+    "away": Action("a node is away, so that the task ends before the next entry", fault=True),
+    "last": Action("notes that all are done", ("engine.transform.once_reader.OnceReader.finish",), ("once.walked",)),
+    "keep": Action("the task keeps what it made", ("engine.once_task.run_once",), ("once.kept",)),
+    "stop": Action(
+        "a later run of the task takes the first one for dead, and stops it",
+        ("engine.once_task.run_once",),
+        ("once.stopped",),
+    ),
+    "rebuild": Action(
+        "reads the notes, and keeps what had been made",
+        ("engine.transform.once_reader.stage_notes",),
+        ("once.rebuilt",),
+    ),
+    "judge": Action(
+        "what has the task come to? If it has not begun, it cannot any more", ("engine.once_task.kept_result",)
+    ),
+    "judge.stop": Action("stops a task that has kept nothing", ("engine.once_task.kept_result",)),
+    "judge.rebuild": Action("reads its notes, and keeps what it had made", ("engine.once_task.kept_result",)),
     "commit": Action(
         "commits the wave: what has become of each entry",
         ("engine.at_most_once.OnceRanges.results_of",),
@@ -77,10 +97,12 @@ class Taken(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a task has kept: the steps have seen these entries of its wave."""
+    """What a task has kept, or what was kept for it: of its wave's entries so many are done, and so many more are in
+    doubt."""
 
     folder: Folder
-    entries: tuple[int, ...]
+    done: int
+    doubt: int = 0
 
 
 class OnceDriver(NamedTuple):
@@ -100,7 +122,10 @@ class Task(NamedTuple):
     taken: Taken
     epoch: int
     at: str
-    reached: tuple[int, ...] = ()
+    done: int = 0
+    """Entries of its wave that it is done with."""
+    read: Kept | None = None
+    """What it has read of the first run's notes."""
 
 
 class Tables(NamedTuple):
@@ -123,6 +148,10 @@ class OnceState(NamedTuple):
     folders: frozenset[Folder] = frozenset()
     """In which a task may begin."""
     begun: frozenset[Folder] = frozenset()
+    stopped: frozenset[Folder] = frozenset()
+    """Of tasks that have begun, and must not call any more."""
+    notes: frozenset[Kept] = frozenset()
+    """What the last note of each task says."""
     kept: frozenset[Kept] = frozenset()
     drivers: tuple[OnceDriver, ...] = ()
     tasks: tuple[Task, ...] = ()
@@ -198,17 +227,19 @@ def _driver_moves(config: OnceConfig, state: OnceState, i: int, driver: OnceDriv
             if state.budget.doubles:
                 again = Task(driver.taken, driver.epoch, "begin")
                 yield OnceStep("dispatch.double", name), _with_task(_spent(state, "doubles"), again)
-            if not any(task.epoch == driver.epoch for task in state.tasks):
+            returned = _kept(state, driver.taken.folder) is not None
+            if returned or not any(task.epoch == driver.epoch for task in state.tasks):
                 yield from _judge(config, state, i, driver)
         case "judge":
             yield from _judge(config, state, i, driver)
+        case "judge.stop" | "judge.rebuild":
+            yield from _rebuild(config, state, i, driver)
         case "commit":
             yield OnceStep("commit", name), _commit(state, i, driver)
         case "commit.synced":
             yield OnceStep("commit.synced", name), _synced(state, i, driver._replace(at="over"))
         case "over":
-            left = state.folders - {driver.taken.folder}
-            yield OnceStep("over", name), _moved(state._replace(folders=left), i, _idle_again(driver))
+            yield OnceStep("over", name), _moved(_removed(state, driver.taken.folder), i, _idle_again(driver))
 
 
 def _idle(config: OnceConfig, state: OnceState, i: int, driver: OnceDriver) -> Moves:
@@ -233,21 +264,40 @@ def _intake(config: OnceConfig, state: OnceState, i: int, driver: OnceDriver) ->
 
 
 def _judge(config: OnceConfig, state: OnceState, i: int, driver: OnceDriver) -> Moves:
-    """What is kept counts; what has begun and kept nothing is in doubt; what has not begun cannot begin any more."""
-    taken = driver.taken
-    found = next((kept for kept in sorted(state.kept) if kept.folder == taken.folder), None)
-    if found is not None:
+    """What is kept counts; a task that has kept nothing is stopped first; one that has not begun cannot any more."""
+    taken, name = driver.taken, f"driver {driver.epoch}"
+    if (found := _kept(state, taken.folder)) is not None:
         whole = config.mutation == "a task that came to an outage counts as a whole"
         rest = IN_DOUBT if config.mutation == "an outage leaves the rest in doubt" else PENDING
-        fates = tuple(ENDED if whole or entry in found.entries else rest for entry in taken.entries)
-    elif taken.folder in state.begun or taken.folder not in state.folders:
-        careless = {"what has begun counts as ended": ENDED, "what has begun and kept nothing is run again": PENDING}
-        fates = (careless.get(config.mutation, IN_DOUBT),) * len(taken.entries)
+        careless = {"what had begun counts as ended": ENDED, "what had begun is run again": PENDING}
+        fates = (ENDED,) * found.done + (careless.get(config.mutation, IN_DOUBT),) * found.doubt
+        fates += (ENDED if whole else rest,) * (len(taken.entries) - len(fates))
+    elif taken.folder not in state.folders:
+        fates = (IN_DOUBT,) * len(taken.entries)
+    elif taken.folder in state.begun:
+        hasty = config.mutation == "the notes are read before the task is stopped"
+        yield OnceStep("judge", name), _moved(state, i, driver._replace(at="judge.rebuild" if hasty else "judge.stop"))
+        return
     else:
         fates = (PENDING,) * len(taken.entries)
         if config.mutation != "what has not begun may still begin":
-            state = state._replace(begun=state.begun | {taken.folder})
-    yield OnceStep("judge", f"driver {driver.epoch}"), _moved(state, i, driver._replace(at="commit", fates=fates))
+            state = state._replace(begun=state.begun | {taken.folder}, stopped=state.stopped | {taken.folder})
+    yield OnceStep("judge", name), _moved(state, i, driver._replace(at="commit", fates=fates))
+
+
+def _rebuild(config: OnceConfig, state: OnceState, i: int, driver: OnceDriver) -> Moves:
+    """A driver finds out what a task had made that has kept nothing."""
+    name, folder = f"driver {driver.epoch}", driver.taken.folder
+    hasty = config.mutation == "the notes are read before the task is stopped"
+    if driver.at == "judge.stop":
+        stopped = state._replace(stopped=state.stopped | {folder})
+        yield (
+            OnceStep("judge.stop", name),
+            _moved(stopped, i, driver._replace(at="judge" if hasty else "judge.rebuild")),
+        )
+    else:
+        read, after = _keep(state, _noted(state, folder)), driver._replace(at="judge.stop" if hasty else "judge")
+        yield OnceStep("judge.rebuild", name), _moved(read, i, after)
 
 
 def _commit(state: OnceState, i: int, driver: OnceDriver) -> OnceState:
@@ -270,6 +320,17 @@ def _synced(state: OnceState, i: int, driver: OnceDriver) -> OnceState:
     return _moved(state._replace(unsynced=None), i, driver)
 
 
+def _removed(state: OnceState, folder: Folder) -> OnceState:
+    """Without the folder of a wave, and all that its task has left in it."""
+    return state._replace(
+        folders=state.folders - {folder},
+        begun=state.begun - {folder},
+        stopped=state.stopped - {folder},
+        notes=frozenset(note for note in state.notes if note.folder != folder),
+        kept=frozenset(kept for kept in state.kept if kept.folder != folder),
+    )
+
+
 def _idle_again(driver: OnceDriver) -> OnceDriver:
     return OnceDriver("idle", driver.epoch, driver.overtaken)
 
@@ -279,27 +340,71 @@ def _idle_again(driver: OnceDriver) -> OnceDriver:
 
 def _task_moves(config: OnceConfig, state: OnceState, task: Task) -> Moves:
     name, folder = f"task of wave {task.taken.wave}", task.taken.folder
-    alone = _left(state, task)
+    alone, entries = _left(state, task), task.taken.entries
+    there = folder in state.folders
     match task.at:
         case "begin":
             blind = config.mutation == "a task does not look whether it has begun"
-            may = folder in state.folders and (blind or folder not in state.begun)
-            begun = _with_task(alone._replace(begun=state.begun | {folder}), task._replace(at="steps"))
-            yield OnceStep("begin", name), begun if may else alone
-        case "steps":
-            yield OnceStep("steps", name), _called(alone, task, task.taken.entries)
+            if there and (blind or folder not in state.begun):
+                begun = alone._replace(begun=state.begun | {folder})
+                yield OnceStep("begin", name), _with_task(begun, task._replace(at="note"))
+            else:
+                kept = not there or _kept(state, folder) is not None
+                yield OnceStep("begin", name), alone if kept else _with_task(alone, task._replace(at="stop"))
+        case "note" if task.done < len(entries):
+            first = config.mutation == "a step is called before that is noted"
+            noted = _note(alone, Kept(folder, task.done, 1)) if there and not first else alone
+            yield OnceStep("note", name), _with_task(noted, task._replace(at="check")) if there else alone
             if state.budget.faults:
-                for n in range(len(task.taken.entries)):
-                    spent = _spent(alone, "faults")
-                    yield OnceStep("steps.away", name), _called(spent, task, task.taken.entries[:n])
+                yield OnceStep("away", name), _with_task(_spent(alone, "faults"), task._replace(at="keep"))
+        case "note":
+            noted = _note(alone, Kept(folder, task.done)) if there else alone
+            yield OnceStep("last", name), _with_task(noted, task._replace(at="keep")) if there else alone
+        case "check":
+            blind = config.mutation == "a task does not look whether it was stopped"
+            goes_on = blind or (there and folder not in state.stopped)
+            yield OnceStep("check", name), _with_task(alone, task._replace(at="step")) if goes_on else alone
+        case "step":
+            calls = tuple(n + (entry == entries[task.done]) for entry, n in enumerate(state.calls))
+            called = alone._replace(calls=calls)
+            yield OnceStep("step", name), _with_task(called, task._replace(at="note", done=task.done + 1))
         case "keep":
-            kept = alone._replace(kept=state.kept | {Kept(folder, task.reached)})
-            yield OnceStep("keep", name), kept if folder in state.folders else alone
+            yield OnceStep("keep", name), _keep(alone, Kept(folder, task.done)) if there else alone
+        case "stop" | "rebuild":
+            yield from _later_run(config, state, task)
 
 
-def _called(state: OnceState, task: Task, entries: tuple[int, ...]) -> OnceState:
-    calls = tuple(n + (entry in entries) for entry, n in enumerate(state.calls))
-    return _with_task(state._replace(calls=calls), task._replace(at="keep", reached=entries))
+def _later_run(config: OnceConfig, state: OnceState, task: Task) -> Moves:
+    """A run of a task that another one has begun takes it over, whether that is dead or only seems so."""
+    name, folder, alone = f"task of wave {task.taken.wave}", task.taken.folder, _left(state, task)
+    if folder not in state.folders:
+        yield OnceStep(task.at, name), alone
+        return
+    stopped = alone._replace(stopped=state.stopped | {folder})
+    hasty = config.mutation == "the notes are read before the task is stopped"
+    if task.at == "stop":
+        after = task._replace(at="rebuild", read=_noted(state, folder) if hasty else None)
+        yield OnceStep("stop", name), _with_task(alone if hasty else stopped, after)
+    else:
+        yield OnceStep("rebuild", name), _keep(stopped, task.read or _noted(state, folder))
+
+
+def _kept(state: OnceState, folder: Folder) -> Kept | None:
+    return next((kept for kept in state.kept if kept.folder == folder), None)
+
+
+def _keep(state: OnceState, kept: Kept) -> OnceState:
+    """The first that is kept counts."""
+    return state if _kept(state, kept.folder) is not None else state._replace(kept=state.kept | {kept})
+
+
+def _noted(state: OnceState, folder: Folder) -> Kept:
+    return next((note for note in state.notes if note.folder == folder), Kept(folder, 0))
+
+
+def _note(state: OnceState, note: Kept) -> OnceState:
+    others = {each for each in state.notes if each.folder != note.folder}
+    return state._replace(notes=frozenset({*others, note}))
 
 
 # -- crashes -----------------------------------------------------------------------------------------

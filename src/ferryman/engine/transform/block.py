@@ -110,7 +110,7 @@ class Block:
         """Return the fields of row ``i`` as the log delivered them; None if it is not a log entry, or could not be
         read."""
         contents = self.contents()
-        return self.read_fields(i)[0] if contents is None else contents[0][i]
+        return self.read_fields(i)[0] if i in self._read or contents is None else contents[0][i]
 
     def read_fields(self, i: int) -> tuple[bytes | None, str | None]:
         """Return what ``set_read`` stored for row ``i``: fields and provenance."""

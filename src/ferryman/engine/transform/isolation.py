@@ -349,11 +349,22 @@ class Recorder:
         self._bytes += later._bytes
         self._spill_if_large()
 
+    def extend(self, calls: list[SinkCall]) -> None:
+        """Append calls that another recorder has given."""
+        self._write()
+        self.calls = calls
+
     def all_calls(self) -> Iterator[SinkCall]:
         """Yield all calls in order."""
+        for calls in self.parts():
+            yield from calls
+
+    def parts(self) -> Iterator[list[SinkCall]]:
+        """Yield all calls in order, as many at a time as are held in memory."""
         if self.spooled:
-            yield from self._spool.read()
-        yield from self.calls
+            yield from self._spool.parts()
+        if self.calls:
+            yield self.calls
 
     def close(self) -> None:
         """Close the spool."""
@@ -407,13 +418,18 @@ class Spool:
 
     def read(self) -> Iterator[SinkCall]:
         """Yield all calls in order; at any time, those of one ``write`` are in memory."""
+        for calls in self.parts():
+            yield from calls
+
+    def parts(self) -> Iterator[list[SinkCall]]:
+        """Yield the calls of each ``write``, in order."""
         with self._open() as file:
             while True:
                 try:
                     calls: list[SinkCall] = pickle.load(file)
                 except EOFError:
                     return
-                yield from calls
+                yield calls
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the spool for a child process, which opens the same file."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
+import pyarrow as pa
+
 from ferryman.engine.results import Blocked, ErrorKind, NodeError, classify_error
 from ferryman.engine.tasks import LogSplit
 from ferryman.engine.transform.block import Block
@@ -62,9 +64,7 @@ class LogEntries:
         try:
             for rows in self._split.tables(self._log):
                 for at in range(0, rows.num_rows, max_rows):
-                    block = Block(rows.slice(at, max_rows), self._split.revision)
-                    if not self._keeps_provenance:
-                        block.provenances = None
+                    block = self.block_of(rows.slice(at, max_rows))
                     self.read += len(block)
                     yield block
                     if self.once and self.blocked is not None:
@@ -78,6 +78,13 @@ class LogEntries:
             fault = classify_error(unless_interrupt(e), self._split.source, "reading it", reading=True)
             repair = fault.kind in (ErrorKind.MISCONFIGURED, ErrorKind.PERMANENT, ErrorKind.UNFORESEEN)
             self._note(Blocked(place, f"place {place}", fault.text, repair, (self._split.source,)))
+
+    def block_of(self, table: pa.Table) -> Block:
+        """Return these entries as a block."""
+        block = Block(table, self._split.revision)
+        if not self._keeps_provenance:
+            block.provenances = None
+        return block
 
     def stop(self, block: Block, i: int, why: str, held: str) -> None:
         """Stop before the entry of row ``i``, because a node that it may reach is in trouble."""

@@ -7,12 +7,12 @@ the files that they stage until their own wave commits, which happens afterwards
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ferryman.engine.at_most_once import begin_once_wave
+from ferryman.engine.at_most_once import OnceWave, begin_once_wave
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
@@ -132,10 +132,16 @@ class TransformPhase:
         once_wave = begin_once_wave(self._state, task.wave, *self._logs.intake_of(batch.tasks))
         task = dataclasses.replace(task, once=str(once_wave.folder))
         staged = self._tasks(task, batch.tasks, partial(self._note_death, task.wave, once=True))
+        self.has_orphans |= any(each.killed is not None for each in staged)
         kept = self._logs.select_once_results(once_wave, batch.tasks, staged)
         self._remove(kept.discarded)
         self._note_staged(staged)
         return kept.staged, kept.positions
+
+    def rebuild(self, once_wave: OnceWave, split: LogSplit, notes: Iterator[Any]) -> Staged:
+        """Stage what a task of an earlier driver had finished when it was killed."""
+        task = Transform(self._shipped, str(self._state.root), once_wave.wave, now_us(), self._state.epoch)
+        return task.rebuild(split, notes)
 
     def _remove(self, left: Sequence[Staged]) -> None:
         """Remove the files of tasks whose results do not count."""
@@ -153,8 +159,10 @@ class TransformPhase:
         died: Callable[[WorkerDied], None],
         submitted: Future[list[Staged]] | None = None,
     ) -> list[Staged]:
-        """Run the tasks. If a worker dies, run them one by one, and those whose worker dies again in isolation mode."""
-        return run_isolating(self._runner, task, items, dataclasses.replace(task, isolated=True), died, submitted)
+        """Run the tasks. If a worker dies, run them one by one, and those whose worker dies again in isolation mode,
+        unless they run at most once."""
+        isolated = dataclasses.replace(task, isolated=not task.once)  # of two processes only one notes what it calls
+        return run_isolating(self._runner, task, items, isolated, died, submitted)
 
     def _note_death(self, wave: int, death: WorkerDied, *, once: bool = False) -> None:
         again = "What it had begun is in doubt, the rest goes on" if once else "Its tasks are run again, one by one"

@@ -125,9 +125,13 @@ class Stager:
         if self._outbox.size >= limits.PART_BYTES:
             self._flush()
 
-    def decide(self, health: Mapping[str, NodeHealth], reader: UnreadWalker) -> None:
+    def decide(self, health: Mapping[str, NodeHealth], reader: UnreadWalker | None) -> None:
         """Stage the outcomes that were postponed until the end of the task, when it is known whether documents or nodes
-        are at fault."""
+        are at fault.
+
+        Args:
+            reader: walks the documents that could not be read; None: there are none.
+        """
         for block, waiting in self._undecided:
             self._block = block
             for each in waiting:
@@ -136,6 +140,7 @@ class Stager:
                 elif self._spends_no_attempt(health.get(each.fault.node), each.fault) and self._keep_if_known(each):
                     self._unseen = True
                 else:
+                    assert reader is not None
                     _, walking = reader.walk_unread(block, each.i, each.fault)
                     if walking is not None:
                         self._i, self._published = each.i, []

@@ -11,10 +11,11 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from ferryman.engine.live import MAX_ERRORS, ProgressWriter
-from ferryman.engine.results import NodeError, NodeStates, Staged, run_once, sync_names
+from ferryman.engine.once_task import TaskNotes, run_once
+from ferryman.engine.results import NodeError, NodeStates, Staged, sync_names
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.tasks import LogSplit, TaskSplit
 from ferryman.engine.transform.block import Block
@@ -24,6 +25,7 @@ from ferryman.engine.transform.concurrent import ConcurrentReader, ConcurrentWal
 from ferryman.engine.transform.health import health_of_nodes
 from ferryman.engine.transform.isolation import DocumentSizes, IsolatedReader
 from ferryman.engine.transform.log_entries import LogEntries
+from ferryman.engine.transform.once_reader import OnceReader, stage_notes
 from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.walk import run_walk
@@ -57,46 +59,69 @@ class Transform:
     parallel_tasks: int = 1
     """Number of tasks that run at the same time and share the rates of steps."""
     once: str = ""
-    """Folder of a wave whose tasks run at most once; "": the task may be repeated. See ``results.run_once``."""
+    """Folder of a wave whose tasks run at most once; "": the task may be repeated. See ``engine.once_task``."""
 
     def __call__(self, split: TaskSplit | LogSplit) -> Staged:
         if self.once:
-            return run_once(path_of(self.once), split.number, partial(self._run_durably, split))
+            assert isinstance(split, LogSplit)
+            return run_once(
+                path_of(self.once), split.number, partial(self._run_durably, split), partial(self.rebuild, split)
+            )
         return self._run(split)
 
-    def _run_durably(self, split: TaskSplit | LogSplit) -> Staged:
+    def _run_durably(self, split: LogSplit, notes: TaskNotes) -> Staged:
         """Run the task, and make the names of its files durable, since the commit may name them."""
-        staged = self._run(split)
+        staged = self._process_interruptibly(split, notes)
         sync_names(path_of(self.root), staged)
         return staged
 
     @signals_interrupt()
-    def _run(self, split: TaskSplit | LogSplit) -> Staged:
-        """Process the split. In isolation mode, if memory runs out, process it again without the largest document,
-        unless steps may run only once.
+    def _process_interruptibly(self, split: LogSplit, notes: TaskNotes) -> Staged:
+        return self._process(split, DocumentSizes(), notes)
 
-        Where steps run once at most, it is never repeated.
-        """
+    def rebuild(self, split: LogSplit, notes: Iterator[Any]) -> Staged:
+        """Stage what this task had finished when it was killed; no step is called."""
+        plan = self.shipped.plan()
+        entries = LogEntries(plan, split, once=True)
+        root = path_of(self.root)
+        stager = Stager(plan, split.source, root, self.wave, self.now_us, self.epoch, entries)
+        staged = stage_notes(notes, stager, split, entries, health_of_nodes(plan, self.nodes, 0))
+        sync_names(root, staged)
+        return staged
+
+    @signals_interrupt()
+    def _run(self, split: TaskSplit | LogSplit) -> Staged:
+        """Process the split. In isolation mode, if memory runs out, process it again without the largest document."""
         sizes = DocumentSizes()
         while True:
             try:
                 return self._process(split, sizes)
             except Exception as e:
-                if not self.isolated or self.once or not lacks_memory(e) or not sizes.refuse_largest(e):
+                if not self.isolated or not lacks_memory(e) or not sizes.refuse_largest(e):
                     raise
             gc.collect()  # results of the attempt that failed
 
-    def _process(self, split: TaskSplit | LogSplit, sizes: DocumentSizes) -> Staged:
-        with TaskProcessing(self, split, sizes) as processing:
+    def _process(self, split: TaskSplit | LogSplit, sizes: DocumentSizes, notes: TaskNotes | None = None) -> Staged:
+        with TaskProcessing(self, split, sizes, notes) as processing:
             for block in processing.blocks():
                 processing.process_block(block)
         return processing.finish()
 
 
 class TaskProcessing:
-    """Processing of the documents of one split, block by block."""
+    """Processing of the documents of one split, block by block.
 
-    def __init__(self, task: Transform, split: TaskSplit | LogSplit, sizes: DocumentSizes | None = None) -> None:
+    Args:
+        notes: notes of a task that runs at most once.
+    """
+
+    def __init__(
+        self,
+        task: Transform,
+        split: TaskSplit | LogSplit,
+        sizes: DocumentSizes | None = None,
+        notes: TaskNotes | None = None,
+    ) -> None:
         plan = task.shipped.plan()
         self._split = split
         once = bool(task.once)
@@ -111,9 +136,13 @@ class TaskProcessing:
         share = 1 / task.parallel_tasks
         concurrent_steps = [n for n in plan.nodes if isinstance(n, StepNode) and n.is_concurrent and not task.isolated]
         walks = ConcurrentWalks(concurrent_steps, self._health, share)
-        prepare_step = partial(make_document_call, share=share)
-        self._reader = DocumentReader(plan, split, self._stager, self._health, prepare_step, state)
         self._live = ProgressWriter(task.live, errors=task.live_errors)
+        prepare_step = partial(make_document_call, share=share)
+        self._once_reader = None
+        if notes is not None:
+            self._once_reader = OnceReader(notes, plan.checkpoint, self._stager, self._live)
+        sink = self._stager if self._once_reader is None else self._once_reader.recorder
+        self._reader = DocumentReader(plan, split, sink, self._health, prepare_step, state)
         self._reader.walk.on_error = self._report_error if self._live.wants_errors else None
         self._isolated_reader = None
         if task.isolated:
@@ -145,6 +174,8 @@ class TaskProcessing:
 
     def process_block(self, block: Block) -> list[int]:
         """Read, walk and stage each document of the block; return which rows had changed."""
+        if self._once_reader is not None:
+            return self._once_reader.process_block(self._reader, block, self._must_stop)
         if self._isolated_reader is not None:
             processed, self._health = self._isolated_reader.process_block(
                 block, self._reader.contents(block), self._health
@@ -165,8 +196,6 @@ class TaskProcessing:
                 fast_walk.walk_row(block, i, fields, raw)
                 processed.append(i)
                 continue
-            if self._nodes_below and self._stop_at(block, i):
-                break
             waits = stager.stage_if_waiting(i)
             action, walking = (RowAction.SKIP, None) if waits else reader.read_row(block, i, fields, raw)
             reader.walk.row += 1
@@ -180,7 +209,7 @@ class TaskProcessing:
         stager.end_block()
         return processed
 
-    def _stop_at(self, block: Block, i: int) -> bool:
+    def _must_stop(self, block: Block, i: int) -> bool:
         """Return whether the entry of row ``i`` may reach a node in trouble; since it has not begun, it can wait."""
         away = next((node_health for node_health in self._nodes_below if node_health.away), None)
         if away is None:
@@ -204,6 +233,9 @@ class TaskProcessing:
         self._live.flush()
         for node_health in self._health.values():
             node_health.finish()
+        if self._once_reader is not None:
+            assert self._entries is not None
+            self._once_reader.finish(self._entries)
         self._stager.decide(self._health, self._reader)
         return self._stager.finish([r for p in self._health.values() if (r := p.report())])
 

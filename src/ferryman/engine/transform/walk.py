@@ -147,16 +147,21 @@ NOT_CALLED: Final = object()
 """In place of an answer: the node was not called for the document."""
 
 
-def run_walk(walk: Walk, walking: Walking) -> None:
-    """Run a walk to its end: call each step at once, and walk each member to its end before the next."""
+def run_walk(walk: Walk, walking: Walking, before_call: Callable[[], None] = lambda: None) -> None:
+    """Run a walk to its end: call each step at once, and walk each member to its end before the next.
+
+    Args:
+        before_call: called before each call of a step. What it raises ends the walk.
+    """
     try:
         request = next(walking)
         while True:
             answer: Any = None
             if type(request) is StepCall:
+                before_call()
                 answer = call_step(request)
             elif type(request) is WalkMember:
-                run_walk(walk, request.begin(walk))
+                run_walk(walk, request.begin(walk), before_call)
             request = walking.send(answer)
     except StopIteration:
         pass
