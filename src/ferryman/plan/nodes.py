@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -161,6 +161,16 @@ class AltsNode(SourceNode):
 
 
 @dataclass(frozen=True, slots=True)
+class Depends:
+    """Values that a step's answers depend on, by name, for the driver alone: they are not sent to the workers."""
+
+    values: Mapping[str, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Depends, ({},)
+
+
+@dataclass(frozen=True, slots=True)
 class StepNode(CalledNode):
     """A function of documents.
 
@@ -170,6 +180,7 @@ class StepNode(CalledNode):
         concurrency: largest number of calls under way at once in a task.
         rate: calls of the whole run, as ``limits.per_second`` parses it; None: no limit.
         needs: capabilities that a machine must have to run it, see ``local_capabilities``.
+        depends: what its answers depend on besides its code.
     """
 
     fn: StepFunction = field(kw_only=True)
@@ -181,6 +192,7 @@ class StepNode(CalledNode):
     mutates: bool = field(default=True, kw_only=True)
     timeout: float | None = field(default=None, kw_only=True)
     needs: frozenset[str] = field(default=frozenset(), kw_only=True)
+    depends: Depends = field(default_factory=lambda: Depends({}), kw_only=True)
 
     @property
     def rows(self) -> int:

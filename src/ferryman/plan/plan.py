@@ -13,6 +13,7 @@ from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.errors import PlanError, UsageError
 from ferryman.net import urls
+from ferryman.net.relative_paths import absolute
 from ferryman.plan import check
 from ferryman.plan.calls import forgotten_return_warnings, pickling_findings
 from ferryman.plan.fingerprint import fingerprint
@@ -21,6 +22,7 @@ from ferryman.plan.nodes import (
     AltsNode,
     Combiner,
     Combining,
+    Depends,
     DestinationNode,
     JoinNode,
     Key,
@@ -161,6 +163,7 @@ class Plan:
         patience: float | str = limits.PATIENCE_S,
         attempts: int | None = None,
         needs: str | Iterable[str] | None = None,
+        depends: Any = None,
         after: Any = None,
     ) -> Handle:
         """A function of a document. It returns the document (which goes on), None (DROPPED), or an iterable of the
@@ -186,6 +189,8 @@ class Plan:
             attempts: so often at most, whatever the error; None: as the destination says.
             needs: what a machine must have to run it, by name, such as "gpu". It is called only on executors that say
                 they have it, by ``--has`` or ``FERRYMAN_HAS`` in their environment; until then its documents wait.
+            depends: what its answers depend on that its code does not show, so that a run notices a change of it: a
+                value, a ``Path`` (the content of a file or folder counts), a list, or a dict of them by name.
             after: nodes or names it follows; a name may be declared later.
         """
         return self._add(
@@ -201,6 +206,7 @@ class Plan:
                 concurrency=concurrency,
                 rate=rate,
                 needs=capability_names(needs),
+                depends=named_dependencies(depends),
                 **error_policy(brake, patience, attempts),
             )
         )
@@ -441,7 +447,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits over structure and step code."""
+        """32 hex digits over structure, step code and what that reaches."""
         return fingerprint(self.nodes)
 
     def _log_of_input(self, value: Any) -> Any:
@@ -613,6 +619,16 @@ def _is_command(text: str) -> bool:
 def node_name(value: object) -> str:
     """Return a node's name; another value than text as its repr in angle brackets, which ``check`` refuses."""
     return value if isinstance(value, str) else f"<{value!r}>"
+
+
+def named_dependencies(depends: Any) -> Depends:
+    """Return what a step's ``depends`` gives, each under its name; paths are relative to the plan file."""
+    if not isinstance(depends, Mapping):
+        each = [] if depends is None else depends if isinstance(depends, list | tuple) else [depends]
+        depends = {str(value) if isinstance(value, Path) else str(at): value for at, value in enumerate(each)}
+    return Depends(
+        {str(name): Path(absolute(value)) if isinstance(value, Path) else value for name, value in depends.items()}
+    )
 
 
 def error_policy(brake: int | None, patience: float | str, attempts: int | None) -> dict[str, Any]:
