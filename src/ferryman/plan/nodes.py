@@ -62,6 +62,8 @@ class Policy:
         batch: rows per chunk at most.
         batch_bytes: bytes per chunk at most (one larger row is a chunk of its own).
         deletes: whether documents deleted at the source are deleted at the destination.
+        stale: when what a new version no longer makes is deleted: "hold": once all that it makes was delivered;
+            "delete": whatever becomes of that.
         send_timeout: seconds that a call of it may take.
         lanes: tasks that write to it at once, at most; None: as many as there can be.
     """
@@ -73,6 +75,7 @@ class Policy:
     batch: int = limits.BATCH_ROWS
     batch_bytes: int = limits.BATCH_BYTES
     deletes: bool = True
+    stale: str = "hold"
     send_timeout: float = limits.SEND_TIMEOUT_S
     lanes: int | None = None
 

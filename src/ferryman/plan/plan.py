@@ -246,6 +246,7 @@ class Plan:
         batch: int | None = None,
         batch_bytes: int = limits.BATCH_BYTES,
         deletes: bool = True,
+        stale: str = "hold",
         send_timeout: float = limits.SEND_TIMEOUT_S,
         lanes: int | None = None,
     ) -> Handle:
@@ -257,6 +258,8 @@ class Plan:
             backoff: seconds after the first, second, … failed attempt (the last one repeats); the wait is uniform
                 between 0 and that. Default 1, 4, 16 … at most an hour.
             batch: rows per chunk at most; default: what the destination prefers, else 500.
+            stale: what a new version of a document no longer makes is deleted once all that it makes instead was
+                delivered here; if some of that fails, the deletes are held with it. "delete": they are not.
             tee: the document goes on from here; see ``Plan.tee``.
             errors: it gets what failed, and nothing else; see ``Plan.errors``.
             send_timeout: seconds that one call (``check``, ``open``, ``write``, ``close``) may take; one that takes
@@ -275,6 +278,7 @@ class Plan:
             batch=limits.BATCH_ROWS if batch is None else batch,
             batch_bytes=batch_bytes,
             deletes=deletes,
+            stale=stale,
             send_timeout=send_timeout,
             lanes=lanes,
         )
