@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ferryman import limits
+from ferryman.account.families import older_deliveries
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from tests.support import NOT_SOON_S
@@ -180,6 +181,33 @@ def test_a_later_version_lets_go_of_what_a_step_held(net: PlanWorld) -> None:
     assert net.run().exit == 0
     assert {"-a#x", "-a#w"} <= {*said(net)}
     assert "-a#y" not in said(net)
+
+
+@pytest.mark.rule("child.held")
+@pytest.mark.parametrize("bad", ["a", "a#z"])
+def test_what_a_failed_step_keeps_of_an_older_version_is_shown(net: PlanWorld, bad: str) -> None:
+    """Where the parent failed for good, and where one child did."""
+    failing_ids: set[str] = set()
+
+    def check(doc: Document) -> Document:
+        if doc.id in failing_ids:
+            raise RuntimeError("not this")
+        return doc
+
+    end(net.source().step("before", check).step("words", words).step("check", check), net, attempts=1)
+    net.put("a", text="x y")
+    net.run()
+    assert older_deliveries(net.root, "a", net.plan) == []
+    failing_ids.add(bad)
+    net.put("a", text="y z")
+    net.run()
+    stay = ["a#x"] if bad == "a#z" else ["a#x", "a#y"]
+    assert sorted(each.document for each in older_deliveries(net.root, "a", net.plan)) == stay
+    failing_ids.clear()
+    net.retry()
+    net.run()
+    assert older_deliveries(net.root, "a", net.plan) == []
+    assert said(net)[-1] == "-a#x"
 
 
 def test_a_deleted_document_takes_along_what_a_step_held(net: PlanWorld) -> None:
