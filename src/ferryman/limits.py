@@ -108,6 +108,22 @@ ATTEMPTS: Final = 3
 BRAKE: Final = 20
 """Number of documents failing in a row that blames the step or the source itself: fewer may well be odd documents."""
 
+REACHED_FACTS: Final = 2_000
+"""Functions and values, reached from a node's function, of which a change is noticed: a plan's own code has fewer."""
+
+REACHED_PLAIN_VALUES: Final = 200_000
+"""Elements of a list, dict or set of texts and numbers that count, to read it within milliseconds; of a longer one its
+beginning and its length."""
+
+REACHED_VALUES: Final = 5_000
+"""Elements of other constants that count: each takes some microseconds."""
+
+REACHED_DEPTH: Final = 40
+"""Levels of a constant that count, far from Python's limit on recursion."""
+
+REACHED_BYTES: Final = 4 * MIB
+"""Bytes of a piece of a file, or of an array, that a node depends on: a start reads them."""
+
 OUTAGE_DOCUMENTS: Final = 3
 """New documents in a row, also over several waves, that must meet connection errors at a node that has worked in this
 run before it counts as unavailable. One or two may have a dead address of their own."""

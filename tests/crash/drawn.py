@@ -143,6 +143,11 @@ class Fragile(Shelf):
         return super().write(chunk)
 
 
+def is_undelivered(row: dict[str, Any]) -> bool:
+    """Return whether an upsert has failed or is in doubt: deletes of its family are held with it."""
+    return row["operation"] == "upsert" and row["status"] in ("DEAD", "ERROR_DOC", "INDEXING")
+
+
 class Drawn:
     """The plan of a seed.
 
@@ -232,9 +237,9 @@ class Drawn:
                 assert not self.breaks & {id for _, id, *_ in got}
                 wanted = Counter({key: n for key, n in wanted.items() if key[1] not in self.breaks})
             assert not got - wanted, f"{name}: nobody asked for {got - wanted}"
-            failed = {row["document"] for row in ledger if (row["destination"], row["status"]) == (name, "ERROR_DOC")}
+            failed = {row["origin"] for row in ledger if row["destination"] == name and is_undelivered(row)}
             for op, id, route, _ in wanted - got:
-                held = op == "delete" and id.partition("#")[0] in failed  # its parent may still be retried
+                held = op == "delete" and id.partition("#")[0] in failed  # what it waits for may still be retried
                 assert held or (name, op, id, route) in unknown, f"{name}: lost {op} of {id}"
             doubled = len(lines) - len({d["hash"] for d in lines})
             assert doubled <= (BATCH * kills if guarantee == "at-least-once" else 0), f"{name}: {doubled} doubled"

@@ -118,8 +118,14 @@ def test_what_does_not_make_it_another_step_does_not_count() -> None:
 def test_an_address_does_not_count() -> None:
     """Of what has no lasting text only the class counts, so that the fingerprint is the same tomorrow."""
     assert fingerprint(Step(threading.Lock())) == fingerprint(Step(threading.Lock()))
-    assert fingerprint(Step(Plain(1))) == fingerprint(Step(Plain(2)))
-    assert fingerprint(Plain(1)) == fingerprint(Plain(2)) != fingerprint(Step(1))
+    assert fingerprint(Step(Plain(threading.Lock()))) == fingerprint(Step(Plain(threading.Lock())))
+
+
+def test_attributes_of_an_object_of_the_users_own_class_count() -> None:
+    """Whether it is the step, or an argument of one."""
+    assert fingerprint(Step(Plain(1))) == fingerprint(Step(Plain(1))) != fingerprint(Step(Plain(2)))
+    assert fingerprint(Plain(1)) == fingerprint(Plain(1)) != fingerprint(Plain(2))
+    assert fingerprint(Plain(1)) != fingerprint(Step(1))
 
 
 def test_ready_made_steps() -> None:

@@ -19,12 +19,21 @@ from ferryman.account.queries import explain_query_errors, open_view, retry_read
 from ferryman.account.relations import View
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
-from ferryman.records.families import SEPARATOR, in_family_sql
+from ferryman.records.families import (
+    SEPARATOR,
+    STALE,
+    decode_failures,
+    decode_published,
+    descends,
+    in_family_sql,
+)
 from ferryman.records.keys import KEY_STATE
 from ferryman.records.rows import TERMINAL, Status, reason_of
 from ferryman.state.state import State
 from ferryman.storage.files import StatePath
 from ferryman.storage.query import connect, quote, quote_list, register
+
+_T = TypeVar("_T")
 
 _FAMILY: Final = f"split_part({{id}}, '{SEPARATOR}', 1)"
 
@@ -84,6 +93,43 @@ def family_statuses(root: StatePath, family: str, plan: Plan | None = None) -> l
     return _query(root, plan, query)
 
 
+class OlderDelivery(NamedTuple):
+    """Delivery of an older version that stays at its destination, since a step failed for a part of the newer one."""
+
+    document: str
+    destination: str
+
+
+def older_deliveries(root: StatePath, origin: str, plan: Plan | None = None) -> list[OlderDelivery]:
+    """Return what older versions of a document have left at destinations: its deletes are held, or a child may still
+    be made again below a node that has failed.
+
+    Raises: the errors of ``family_statuses``.
+    """
+
+    def query(view: View) -> list[OlderDelivery]:
+        rows = view.rows(
+            "SELECT source, arg_max({given: given, failed: failed, operation: operation}, wave) AS last FROM documents "
+            "WHERE document = $document GROUP BY source",
+            {"document": origin},
+        )
+        found = []
+        for row in rows:
+            last = row["last"]
+            ended = [f for f in decode_failures(last["failed"]) if not f.open]
+            for each in decode_published(last["given"]) if last["operation"] == "upsert" else ():
+                end = (each.destination, each.route)
+                below = any(
+                    each.member != f.member and descends(each.member, f.member) and end in [o.end for o in f.owed]
+                    for f in ended
+                )
+                if below or each.content == STALE:
+                    found.append(OlderDelivery(origin + each.member, each.destination))
+        return found
+
+    return _query(root, plan, query)
+
+
 def incomplete_families(
     root: StatePath, plan: Plan | None = None, source: str | None = None, family: str | None = None
 ) -> list[FamilyStatus]:
@@ -106,8 +152,8 @@ def incomplete_families(
     return _query(root, plan, query)
 
 
-def _query(root: StatePath, plan: Plan | None, query: Callable[[View], list[FamilyStatus]]) -> list[FamilyStatus]:
-    def read() -> list[FamilyStatus]:
+def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T]) -> _T:
+    def read() -> _T:
         with open_view(root, plan) as view:
             return query(view)
 
@@ -176,8 +222,6 @@ def _counts(origins: str, documents: str) -> str:
 
 
 # --- states of keyed nodes ---
-
-_T = TypeVar("_T")
 
 
 def key_counts(root: StatePath, plan: Plan) -> dict[str, int]:

@@ -262,6 +262,10 @@ def _print_incomplete(root: StatePath, loaded: Plan, spec: str, query: DeliveryQ
     print_line(f"Of one: {next_command('deliveries', spec, '--family', families[0]['family'], state=query.state)}")
 
 
+_MOST_OLDER = 5
+"""Deliveries of older versions that are named."""
+
+
 def _print_family_status(root: StatePath, family: str, loaded: Plan, plan: str, state: str | None) -> None:
     """Print whether all deliveries of a family have ended, and the commands that list those that have not."""
     from ferryman.account import families
@@ -273,6 +277,13 @@ def _print_family_status(root: StatePath, family: str, loaded: Plan, plan: str, 
             if getattr(status, word):
                 listing = next_command("deliveries", plan, "--family", family, "--status", word, state=state)
                 print_line(f"Which are {word.replace('_', ' ')}: {listing}")
+    if older := families.older_deliveries(root, family, loaded):
+        shown = ", ".join(f"{each.document} at {each.destination}" for each in older[:_MOST_OLDER])
+        more = f" and {len(older) - _MOST_OLDER} more" if len(older) > _MOST_OLDER else ""
+        print_line(
+            f"Held from an older version, since a part of the newer one has failed: {shown}{more}. "
+            "`ferryman retry`, or a later version, replaces or deletes them."
+        )
 
 
 def history(

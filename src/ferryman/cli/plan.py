@@ -95,6 +95,10 @@ def show(
     counts: Annotated[
         bool, typer.Option("--counts", help="In an SVG picture, also what became of the documents.")
     ] = False,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option("--fingerprint", metavar="NODE", show_default=False, help="List what counts as this node's code."),
+    ] = None,
     state: StateDir = None,
     verbose: Verbose = False,
 ) -> None:
@@ -103,11 +107,17 @@ def show(
     From its sources, through its steps, to its destinations: as a tree of lines, as a Mermaid flowchart (GitHub draws
     it), as an SVG picture, or as JSON. A plan that `plan check` refuses is drawn too. Of a flow all plans are drawn, in
     the order of their turns, and what joins them.
+
+    With --fingerprint, list instead what a run compares with the run before, to notice that a node's code has changed:
+    its own code, and what that reaches, each with a hash or a version; then what it reads and a run cannot see.
     """
     from ferryman.plan import picture
     from ferryman.plan.load import load
 
     loaded = load(plan)
+    if fingerprint is not None:
+        _print_fingerprint(loaded, fingerprint)
+        return
     if counts and format is not Format.SVG:
         raise UsageError("--counts goes with --format svg; `ferryman status PLAN` shows them as text.")
     match format:
@@ -120,6 +130,27 @@ def show(
             print_block(drawn.rstrip("\n"))
         case Format.JSON:
             print_json(picture.as_json(loaded))
+
+
+def _print_fingerprint(loaded: Runnable, name: str) -> None:
+    from ferryman.plan import Flow
+    from ferryman.plan.reach import reach_of
+    from ferryman.plan.structure import CODE, structure
+
+    plans = loaded.plans if isinstance(loaded, Flow) else [loaded]
+    found = [(plan, node) for plan in plans for node in plan.nodes if node.name == name]
+    if not found:
+        names = ", ".join(node.name for plan in plans for node in plan.nodes)
+        raise UsageError(f"--fingerprint: there is no node {name}; there are {names}.")
+    for plan, node in found:
+        record = structure(plan)[name]
+        if record.reaches is None:
+            raise UsageError(f"--fingerprint: {name} is a {node.kind}, of which the class counts: {record.type}.")
+        print_line(f"{CODE}: {record.code}")
+        for fact, value in record.reaches.items():
+            print_line(f"{fact}: {value}" if not fact.startswith("package ") else f"{fact} {value}")
+        for unseen in reach_of(node).unseen:
+            print_line(f"not covered: {unseen}")
 
 
 def _with_counts(plan: Runnable, state: str | None, spec: str) -> str:

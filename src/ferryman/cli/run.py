@@ -21,6 +21,7 @@ from ferryman.cli.options import (
     LogFormat,
     LogFormatOption,
     Master,
+    PlanSpec,
     Preflight,
     StateDir,
     TakeOver,
@@ -358,14 +359,50 @@ def run_flow(
     return summary.exit
 
 
+def rollback(plan: PlanSpec, state: StateDir = None, verbose: Verbose = False) -> None:
+    """Go back to the code of an older version of a plan.
+
+    PLAN is a plan file with the older code and its old version. It gets the next free version, which takes over the
+    state of the newest one: what is known of each document, its history and what is pending. Starts no Spark and sends
+    nothing. The next run reprocesses the documents whose path differs; what only the newer version made is deleted.
+    """
+    from ferryman.engine.migration import migrate
+    from ferryman.plan.load import load_plan, plan_file
+    from ferryman.state.state import state_root
+
+    loaded = load_plan(plan)
+    code = loaded.version
+    root = state_root(loaded, state, plan_file(plan))
+    newest = max(versions_beside(root, code), default=code)
+    if newest <= code:
+        raise UsageError(
+            f"{root}: version {code} is the newest one here, and there is no newer one to go back from: give a plan "
+            "file with the code and the version of an older one."
+        )
+    loaded.version = newest + 1
+    loaded.freeze()
+    migrate(root.parent / loaded.key, loaded, newest)
+    terminal.print_line(
+        f"Version {loaded.version} continues from version {newest} with the code of version {code}. Write "
+        f"version={loaded.version} into the plan, then: {terminal.next_command('run', plan, state=state)}"
+    )
+
+
+def versions_beside(root: StatePath, version: int) -> list[int]:
+    """Return the versions of a plan that have a state in the same folder as this one."""
+    prefix = root.name.removesuffix(str(version))
+    numbers = [name.removeprefix(prefix) for name in list_names(root.parent) if name.startswith(prefix)]
+    return [
+        int(number) for number in numbers if number.isdecimal() and exists(root.parent / f"{prefix}{number}/state.json")
+    ]
+
+
 def describe_new_state(root: StatePath, version: int) -> str:
     """Return a note that everything is sent from scratch, and which other states exist, since the plan may have been
     renamed."""
     others = sorted(name for name in list_names(root.parent) if exists(root.parent / name / "state.json"))
     listed = f"; others here: {', '.join(others)}" if others else ""
-    prefix = root.name.removesuffix(str(version))
-    numbers = (other.removeprefix(prefix) for other in others if other.startswith(prefix))
-    older = [int(number) for number in numbers if number.isdecimal() and int(number) < version]
+    older = [number for number in versions_beside(root, version) if number < version]
     migrate = f". To continue from an older version: --from-version {max(older)}" if older else ""
     return f"new state: {root}{listed}{migrate}. Every document is new to it, and is sent."
 

@@ -24,7 +24,7 @@ from ferryman.engine.transform.once_reader import doubt_notes
 from ferryman.errors import UsageError
 from ferryman.plan import KeyedNode, Plan, changed_sources, keyed_nodes, logs_read, sources_of, structure
 from ferryman.plan.keyed import read_once_sources, upstream_sources
-from ferryman.plan.structure import DELIVERED_KINDS, Structure, keyed_node_names, reachable_destinations
+from ferryman.plan.structure import DELIVERED_KINDS, Structure, is_version, keyed_node_names, reachable_destinations
 from ferryman.records.families import was_published_sql
 from ferryman.records.keys import FOLDER, FORGOTTEN, PUBLISHED, feed_id, lanes, place_id
 from ferryman.records.rows import DOCUMENTS, EVENT_OF_ROW, LEDGER, ORDINAL_COMMAND, OUTBOX_SMALL, Status, table_of
@@ -122,7 +122,7 @@ def _describe_keyed_nodes(state: State, before: Structure, after: Structure) -> 
         ]
         if new:
             yield f"{node.name} counts what comes from now on in {', '.join(new)}, of which entries were read before"
-        if before_node is not None and before_node.code != after[node.name].code:
+        if before_node is not None and before_node.changed_parts(after[node.name]):
             yield f"{node.name} has changed, and its states stay what they are: it changes them from now on"
 
 
@@ -313,7 +313,8 @@ def _find_incompatibilities(old: State, plan: Plan, before: Structure, version: 
             yield f"{name} is a {after[name].kind} node now, and was a {was} node before: give it another name."
     documents = {n.name for n in sources_of(plan.nodes) if not isinstance(n.source, Log)}
     for node in shared_keyed_nodes(old, plan):
-        if before[node.name].code != after[node.name].code and old.keyed[node.name].contributions.files:
+        changed = [part for part in before[node.name].changed_parts(after[node.name]) if not is_version(part)]
+        if changed and old.keyed[node.name].contributions.files:
             yield (
                 f"{node.name}: its update or key has changed since version {version}, and what the older one has made "
                 "of documents could not be taken back by the newer one. Give the node another name: then it counts "

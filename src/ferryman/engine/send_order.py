@@ -6,9 +6,10 @@ unless the destination itself skips those after one that it refuses (``Destinati
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import duckdb
 import numpy as np
@@ -407,6 +408,162 @@ def _number_groups(*sorted_columns: Numbers) -> Numbers:
     return np.cumsum(changes)
 
 
+# A family's deletes wait for its upserts: what a new version no longer makes is deleted once all that it makes at this
+# destination has been delivered. If an upsert has failed for good, they are held with it; otherwise the documents of
+# both versions could be missing.
+
+_Family = tuple[str, str, int]
+"""Source, origin and revision."""
+
+
+class UndeliveredUpsert(NamedTuple):
+    """Upsert for which deletes of its family wait.
+
+    Attributes:
+        due: when it is tried again, µs since 1970; None: it is held for review.
+        tried: whether it has an outcome; False: it waits for its destination, or for an earlier version.
+    """
+
+    document: str
+    due: int | None
+    tried: bool = True
+
+
+class UndeliveredFamilies:
+    """Families with an upsert that was not delivered, in the files of a lane's pass."""
+
+    def __init__(self) -> None:
+        self._upserts: dict[_Family, UndeliveredUpsert] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._upserts)
+
+    def add(self, family: _Family, upsert: UndeliveredUpsert) -> None:
+        """Record an upsert that was not delivered. Of several, one that is held for review counts, else the latest."""
+        before = self._upserts.get(family)
+        if before is None or (before.due is not None and (upsert.due is None or upsert.due > before.due)):
+            self._upserts[family] = upsert
+
+    def get(self, family: _Family, document: str) -> UndeliveredUpsert | None:
+        """Return an undelivered upsert of another document of the family; None: there is none."""
+        upsert = self._upserts.get(family)
+        return None if upsert is None or upsert.document == document else upsert
+
+
+class FamilyOrder:
+    """Order of the deletes and upserts of the families in one outbox file.
+
+    Args:
+        rows: the file's columns ``source``, ``origin``, ``revision``, ``document``, ``operation``, ``key_hash``,
+            ``row`` and ``due``.
+        due: mask of the rows that are sent in this pass.
+        eligible: mask of those that are sent now.
+        exempt: sources whose deletes are documents of their own.
+        elsewhere: row -> an upsert of its family in another file.
+    """
+
+    def __init__(
+        self,
+        undelivered: UndeliveredFamilies,
+        rows: pa.Table,
+        due: Numbers,
+        eligible: Numbers,
+        exempt: Collection[str],
+        elsewhere: Mapping[int, UndeliveredUpsert],
+    ) -> None:
+        self._undelivered = undelivered
+        self._rows: list[tuple[_Family, str] | None] | None = None
+        """Family and document of each eligible row that belongs to a family with a delete; None: there is none."""
+        self._is_delete: list[bool] = []
+        self._after: list[int] = []
+        """For each eligible delete, the index of its family's last eligible upsert before it, or -1."""
+        self._elsewhere: dict[int, UndeliveredUpsert] = {}
+        """Index of an eligible delete -> an upsert of its family in another file."""
+        deletes = pc.equal(rows["operation"], "delete")
+        if not pc.any(deletes).as_py():
+            return
+        is_delete = np.asarray(deletes)
+        families = _families(rows, exempt)
+        concerned = {family for (family, _), d in zip(families, is_delete, strict=True) if d}
+        named = [each if each[0] in concerned else None for each in families]
+        dues = rows["due"].to_pylist()
+        for at, each in enumerate(named):
+            if each is not None and not is_delete[at] and not due[at]:
+                undelivered.add(each[0], UndeliveredUpsert(each[1], dues[at], tried=dues[at] != 0))
+        indexes = np.flatnonzero(eligible).tolist()
+        numbers = rows["row"].to_pylist()
+        self._rows = [named[at] for at in indexes]
+        self._is_delete = [bool(is_delete[at]) for at in indexes]
+        self._elsewhere = {n: elsewhere[numbers[at]] for n, at in enumerate(indexes) if numbers[at] in elsewhere}
+        last: dict[_Family, int] = {}
+        for n, (each, deletes_it) in enumerate(zip(self._rows, self._is_delete, strict=True)):
+            self._after.append(last.get(each[0], -1) if each is not None and deletes_it else -1)
+            if each is not None and not deletes_it:
+                last[each[0]] = n
+
+    def chunk_end(self, start: int, end: int) -> int:
+        """Return where a chunk must end, so that no delete is in it together with an upsert of its family."""
+        return next((n for n in range(start, min(end, len(self._after))) if self._after[n] >= start), end)
+
+    def waiting(self, start: int, end: int) -> dict[int, UndeliveredUpsert]:
+        """Return which eligible rows of a chunk wait for an upsert, as indexes within the chunk, with that upsert."""
+        if self._rows is None or not (self._undelivered or self._elsewhere):
+            return {}
+        found = {}
+        for n in range(start, end):
+            each = self._rows[n]
+            if each is not None and self._is_delete[n]:
+                upsert = self._elsewhere.get(n) or self._undelivered.get(*each)
+                if upsert is not None:
+                    found[n - start] = upsert
+        return found
+
+
+def _families(rows: pa.Table, exempt: Collection[str]) -> list[tuple[_Family, str]]:
+    """Return the family and the document of each row; a document of an exempt source is a family of its own."""
+    names = ("source", "origin", "revision", "document", "key_hash", "row")
+    return [
+        ((source, origin, revision), document)
+        if key is None and source not in exempt
+        else ((source, origin, -1 - row), document)
+        for source, origin, revision, document, key, row in zip(*(rows[n].to_pylist() for n in names), strict=True)
+    ]
+
+
+_FAMILY_COLUMNS: Final = ["source", "origin", "revision", "document", "operation", "key_hash", "row", "due"]
+
+
+def waits_elsewhere(
+    outbox: Table, pending: Sequence[DataFile], every: Sequence[DataFile], exempt: Collection[str]
+) -> dict[str, dict[int, UndeliveredUpsert]]:
+    """Return path -> row of each pending delete -> an upsert of its family that is still in another outbox file.
+
+    Args:
+        pending: files with pending rows of one destination.
+        every: all files of that destination.
+        exempt: see ``FamilyOrder``.
+    """
+    deletes: dict[_Family, list[tuple[str, int, str]]] = defaultdict(list)
+    for file in pending:
+        kinds = read_part(outbox.path(file.path), ["operation", "due"])
+        is_pending_delete = pc.and_(pc.equal(kinds["operation"], "delete"), pc.is_valid(kinds["due"]))
+        if pc.any(is_pending_delete).as_py():
+            rows = read_part(outbox.path(file.path), _FAMILY_COLUMNS).filter(is_pending_delete)
+            for (family, document), row in zip(_families(rows, exempt), rows["row"].to_pylist(), strict=True):
+                deletes[family].append((file.path, row, document))
+    found: dict[str, dict[int, UndeliveredUpsert]] = defaultdict(dict)
+    origins = pa.array(sorted({origin for _, origin, revision in deletes if revision >= 0}), pa.string())
+    for file in every if len(origins) else ():
+        rows = read_part(outbox.path(file.path), _FAMILY_COLUMNS)
+        rows = rows.filter(pc.and_(pc.is_in(rows["origin"], value_set=origins), pc.equal(rows["operation"], "upsert")))
+        for (family, document), due in zip(_families(rows, exempt), rows["due"].to_pylist(), strict=True):
+            for path, row, deleted in deletes.get(family, ()):
+                before = found[path].get(row)
+                if path != file.path and document != deleted and (before is None or before.due is not None):
+                    found[path][row] = UndeliveredUpsert(document, due)
+    return found
+
+
 class OutboxFile(NamedTuple):
     """An outbox file with pending rows."""
 
@@ -415,3 +572,5 @@ class OutboxFile(NamedTuple):
     """First sequence in the file."""
     order: SendOrder | None = None
     """Order of rows whose document has several pending rows."""
+    elsewhere: Mapping[int, UndeliveredUpsert] = {}
+    """Row of a delete -> an upsert of its family in another file."""

@@ -33,6 +33,7 @@ from ferryman.document import encode_fields
 from ferryman.plan import Plan, errors_node
 from ferryman.records.keys import UpdateResult
 from ferryman.records.rows import (
+    HELD_DELETE,
     LEDGER,
     OUTBOX,
     OUTBOX_FILE,
@@ -357,7 +358,11 @@ def rewrite(item: Rewrite) -> tuple[Part | None, Part | None]:
     columns = ["delivery_hash", "status", *_RETRY_COLUMNS, "message"]
     events = pa.concat_tables([read_part(local_copy(root / "ledger" / p), columns) for p in item.parts])
     latest = {h: tuple(last) for h, *last in zip(*(c.to_pylist() for c in events.columns), strict=True)}
-    failed = {h: last[-1] or "" for h, last in latest.items() if last[0] in (Status.DEAD, Status.ERROR_DOC)}
+    failed = {
+        h: last[-1] or ""
+        for h, last in latest.items()
+        if last[0] in (Status.DEAD, Status.ERROR_DOC) and not (last[-1] or "").startswith(HELD_DELETE)
+    }
     writer, errors = (OutboxWriter(root / "outbox", epoch=item.epoch) for _ in range(2))
     for group in row_groups(local_copy(root / "outbox" / item.path)):
         writer.write(_rows_to_keep(group, latest))

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ferryman.plan import Plan, logs_read
 from ferryman.plan.paths import destinations_of_sources
-from ferryman.records.families import Published, decode_published, encode_published
+from ferryman.records.families import STALE, Published, decode_published, encode_published
 from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, events, hasher, table_of
 from ferryman.sources.log import Log, Piece
 from ferryman.sources.log_rows import ROWS
@@ -120,7 +120,9 @@ def _add_unconfirmed(given: str | None, unconfirmed: str | None, unsure: bool) -
     every: Iterable[Published] = decode_published(given or "")
     if unconfirmed is not None:
         every = {each.place: each for each in (*every, *decode_published(unconfirmed))}.values()
-    return encode_published((Published(*each.place) for each in every) if unsure else every)
+    if unsure:
+        every = (each if each.content == STALE else Published(*each.place) for each in every)
+    return encode_published(every)
 
 
 COMPARED: Final = pa.schema(

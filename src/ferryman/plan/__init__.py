@@ -27,6 +27,7 @@ from ferryman.plan.paths import (
     errors_node,
     logs_read,
     sources_read,
+    sources_that_repeat_ids,
     successors,
     target_of,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "logs_read",
     "sources_of",
     "sources_read",
+    "sources_that_repeat_ids",
     "structure",
     "successors",
     "target_of",

@@ -196,6 +196,8 @@ def _destination_findings(node: DestinationNode) -> list[str]:
             f"{node.name}: {kind} cannot keep exactly-once, for it does not store the delivery hash "
             "with the effect (transactional = True): ask for at-least-once or at-most-once."
         )
+    if policy.stale not in ("hold", "delete"):
+        findings.append(f"{node.name}: stale={policy.stale!r}: give 'hold' or 'delete'.")
     for option in ("attempts", "batch", "batch_bytes", "lanes"):
         value = getattr(policy, option)
         if (option, value) != ("lanes", None) and (not isinstance(value, int) or value < 1):

@@ -1,4 +1,4 @@
-"""Fingerprint of a plan, 32 hex digits: its structure, its steps' code and their parameters."""
+"""Fingerprint of a plan, 32 hex digits: its structure, its steps' code and parameters, and what they reach."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from types import CodeType
 from typing import Any
 
 from ferryman.plan.nodes import DestinationNode, JoinNode, KeyedNode, Node, RouterNode, SourceNode, StepNode
+from ferryman.plan.reach import bytecode, reach_of
 
 
 def fingerprint(nodes: Sequence[Node]) -> str:
-    """Return a BLAKE2b-128 hash of names, kinds, edges, and the steps' code and arguments.
-
-    Data that a function closes over is not part of it.
-    """
+    """Return a BLAKE2b-128 hash of names, kinds, edges, the steps' code and arguments, and what that code reaches."""
     h = blake2b(digest_size=16)
     for node in sorted(nodes, key=lambda n: n.name):
         for part in _parts(node):
@@ -34,6 +32,9 @@ def _parts(node: Node) -> Iterator[str]:
     yield type(node).__name__
     yield node.name
     yield from node.after
+    for name, fact in reach_of(node).facts.items():
+        yield name
+        yield fact
     match node:
         case SourceNode():
             yield type(node.source).__name__
@@ -96,7 +97,7 @@ def _code(fn: Any) -> Iterator[str]:
         yield f"{getattr(owner, '__module__', '')}.{owner.__qualname__}"
         code = getattr(vars(type(fn)).get("__call__"), "__code__", None)
     if isinstance(code, CodeType):
-        yield from _bytecode(code)
+        yield from bytecode(code)
     if is_dataclass(fn) and not isinstance(fn, type):
         for field in fields(fn):
             if field.compare:  # other fields do not make two objects differ
@@ -125,13 +126,3 @@ def _value(value: Any) -> Iterator[str]:
             yield repr((value.pattern, value.flags))
         case _:
             yield from _code(value)
-
-
-def _bytecode(code: CodeType) -> Iterator[str]:
-    yield code.co_code.hex()
-    yield " ".join(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _bytecode(constant)
-        else:
-            yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)

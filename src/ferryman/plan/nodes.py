@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -62,6 +62,8 @@ class Policy:
         batch: rows per chunk at most.
         batch_bytes: bytes per chunk at most (one larger row is a chunk of its own).
         deletes: whether documents deleted at the source are deleted at the destination.
+        stale: when what a new version no longer makes is deleted: "hold": once all that it makes was delivered;
+            "delete": whatever becomes of that.
         send_timeout: seconds that a call of it may take.
         lanes: tasks that write to it at once, at most; None: as many as there can be.
     """
@@ -73,6 +75,7 @@ class Policy:
     batch: int = limits.BATCH_ROWS
     batch_bytes: int = limits.BATCH_BYTES
     deletes: bool = True
+    stale: str = "hold"
     send_timeout: float = limits.SEND_TIMEOUT_S
     lanes: int | None = None
 
@@ -161,6 +164,16 @@ class AltsNode(SourceNode):
 
 
 @dataclass(frozen=True, slots=True)
+class Depends:
+    """Values that a step's answers depend on, by name, for the driver alone: they are not sent to the workers."""
+
+    values: Mapping[str, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Depends, ({},)
+
+
+@dataclass(frozen=True, slots=True)
 class StepNode(CalledNode):
     """A function of documents.
 
@@ -171,6 +184,7 @@ class StepNode(CalledNode):
         rate: calls of the whole run, as ``limits.per_second`` parses it; None: no limit.
         needs: capabilities that a machine must have to run it, see ``local_capabilities``.
         nan: what NaN and the infinite numbers in fields are: an error of the document ("reject"), or "null".
+        depends: what its answers depend on besides its code.
     """
 
     fn: StepFunction = field(kw_only=True)
@@ -183,6 +197,7 @@ class StepNode(CalledNode):
     timeout: float | None = field(default=None, kw_only=True)
     needs: frozenset[str] = field(default=frozenset(), kw_only=True)
     nan: str = field(default="reject", kw_only=True)
+    depends: Depends = field(default_factory=lambda: Depends({}), kw_only=True)
 
     @property
     def rows(self) -> int:

@@ -106,6 +106,11 @@ def logs_read(nodes: Iterable[Node]) -> list[SourceNode]:
     return [n for n in sources_read(nodes) if isinstance(n.source, Log)]
 
 
+def sources_that_repeat_ids(nodes: Iterable[Node]) -> frozenset[str]:
+    """Return the logs in which several entries may be about one id, each of them a document of its own."""
+    return frozenset(n.name for n in nodes if isinstance(n, SourceNode) and getattr(n.source, "repeats_ids", False))
+
+
 def errors_node(nodes: Iterable[Node]) -> DestinationNode | None:
     """Return the destination that ``Plan.errors`` added; None if there is none."""
     return next((n for n in nodes if isinstance(n, DestinationNode) and n.errors), None)

@@ -13,6 +13,7 @@ from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.errors import PlanError, UsageError
 from ferryman.net import urls
+from ferryman.net.relative_paths import absolute
 from ferryman.plan import check
 from ferryman.plan.calls import forgotten_return_warnings, pickling_findings
 from ferryman.plan.fingerprint import fingerprint
@@ -21,6 +22,7 @@ from ferryman.plan.nodes import (
     AltsNode,
     Combiner,
     Combining,
+    Depends,
     DestinationNode,
     JoinNode,
     Key,
@@ -171,6 +173,7 @@ class Plan:
         attempts: int | None = None,
         needs: str | Iterable[str] | None = None,
         nan: Literal["reject", "null"] = "reject",
+        depends: Any = None,
         after: Any = None,
     ) -> Handle:
         """A function of a document. It returns the document (which goes on), None (DROPPED), or an iterable of the
@@ -199,6 +202,8 @@ class Plan:
                 they have it, by ``--has`` or ``FERRYMAN_HAS`` in their environment; until then its documents wait.
             nan: what becomes of NaN and the infinite numbers that it leaves in fields, which JSON has not: "reject"
                 makes them an error of the document that names the field, "null" makes them null.
+            depends: what its answers depend on that its code does not show, so that a run notices a change of it: a
+                value, a ``Path`` (the content of a file or folder counts), a list, or a dict of them by name.
             after: nodes or names it follows; a name may be declared later.
         """
         return self._add(
@@ -215,6 +220,7 @@ class Plan:
                 rate=rate,
                 needs=capability_names(needs),
                 nan=nan,
+                depends=named_dependencies(depends),
                 **error_policy(brake, patience, attempts),
             )
         )
@@ -254,6 +260,7 @@ class Plan:
         batch: int | None = None,
         batch_bytes: int = limits.BATCH_BYTES,
         deletes: bool = True,
+        stale: str = "hold",
         send_timeout: float = limits.SEND_TIMEOUT_S,
         lanes: int | None = None,
     ) -> Handle:
@@ -265,6 +272,8 @@ class Plan:
             backoff: seconds after the first, second, … failed attempt (the last one repeats); the wait is uniform
                 between 0 and that. Default 1, 4, 16 … at most an hour.
             batch: rows per chunk at most; default: what the destination prefers, else 500.
+            stale: what a new version of a document no longer makes is deleted once all that it makes instead was
+                delivered here; if some of that fails, the deletes are held with it. "delete": they are not.
             tee: the document goes on from here; see ``Plan.tee``.
             errors: it gets what failed, and nothing else; see ``Plan.errors``.
             send_timeout: seconds that one call (``check``, ``open``, ``write``, ``close``) may take; one that takes
@@ -283,6 +292,7 @@ class Plan:
             batch=limits.BATCH_ROWS if batch is None else batch,
             batch_bytes=batch_bytes,
             deletes=deletes,
+            stale=stale,
             send_timeout=send_timeout,
             lanes=lanes,
         )
@@ -455,7 +465,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits over structure and step code."""
+        """32 hex digits over structure, step code and what that reaches."""
         return fingerprint(self.nodes)
 
     def _log_of_input(self, value: Any) -> Any:
@@ -627,6 +637,16 @@ def _is_command(text: str) -> bool:
 def node_name(value: object) -> str:
     """Return a node's name; another value than text as its repr in angle brackets, which ``check`` refuses."""
     return value if isinstance(value, str) else f"<{value!r}>"
+
+
+def named_dependencies(depends: Any) -> Depends:
+    """Return what a step's ``depends`` gives, each under its name; paths are relative to the plan file."""
+    if not isinstance(depends, Mapping):
+        each = [] if depends is None else depends if isinstance(depends, list | tuple) else [depends]
+        depends = {str(value) if isinstance(value, Path) else str(at): value for at, value in enumerate(each)}
+    return Depends(
+        {str(name): Path(absolute(value)) if isinstance(value, Path) else value for name, value in depends.items()}
+    )
 
 
 def error_policy(brake: int | None, patience: float | str, attempts: int | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import msgspec
 from ferryman.plan.fingerprint import code_of
 from ferryman.plan.nodes import DestinationNode, JoinNode, KeyedNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.plan.plan import Plan
+from ferryman.plan.reach import PACKAGE, PYTHON, reach_of
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -20,6 +21,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
         type: class of its source, router or destination; "" for a step.
         code: hash of the code and parameters of a step or router; "" for the others.
         target: the place that a destination writes to.
+        reaches: facts of what the code of a step or router reaches, see ``plan.reach``; None: it was recorded by a
+            version of Ferryman that did not look.
     """
 
     kind: str
@@ -27,7 +30,18 @@ class NodeRecord(msgspec.Struct, frozen=True):
     after: list[str]
     code: str = ""
     target: str | None = None
+    reaches: dict[str, str] | None = None
 
+    def changed_parts(self, now: NodeRecord) -> list[str]:
+        """Return what has changed of the node's code since this record: ``CODE`` for its own, then what it reaches."""
+        own = [CODE] if self.code != now.code else []
+        if self.reaches is None or now.reaches is None:
+            return own
+        names = sorted(self.reaches.keys() | now.reaches.keys())
+        return own + [name for name in names if self.reaches.get(name) != now.reaches.get(name)]
+
+
+CODE: Final = "its code"
 
 Structure = Mapping[str, NodeRecord]
 """Structure of a plan: name -> node."""
@@ -42,7 +56,7 @@ class Differences(NamedTuple):
 
     structure: list[str]
     code: list[str]
-    """Names of the nodes whose code differs."""
+    """Names of the nodes whose code differs, with what it is that they reach that differs."""
     targets: list[str]
 
 
@@ -67,8 +81,8 @@ def changes(before: Structure, after: Structure) -> Differences:
             differences.structure.append(
                 f"{name} follows {_join_names(new.after)} now, it followed {_join_names(old.after)}"
             )
-        elif old.code != new.code:
-            differences.code.append(name)
+        elif parts := old.changed_parts(new):
+            differences.code.append(name + _describe_parts(old, new, parts))
         elif old.target != new.target:
             differences.targets.append(f"{name} writes to {new.target} now, it wrote to {old.target}")
     return differences
@@ -81,7 +95,7 @@ def changed_sources(before: Structure, after: Structure) -> list[str]:
         for name, node in after.items()
         if node.kind in ("source", "join", "alts")
         and name in before
-        and _subgraph_below(before, name) != _subgraph_below(after, name)
+        and _have_changed(_subgraph_below(before, name), _subgraph_below(after, name))
     ]
 
 
@@ -111,19 +125,54 @@ def _subgraph_below(plan: Structure, source: str) -> dict[str, NodeRecord]:
     }
 
 
+def is_version(part: str) -> bool:
+    """Return whether a changed part is the version of a package or of Python."""
+    return part == PYTHON or part.startswith(PACKAGE)
+
+
+def _have_changed(before: Structure, after: Structure) -> bool:
+    """Return whether nodes are there in one structure only, or differ."""
+    return before.keys() != after.keys() or any(
+        old.changed_parts(after[name]) or _without_code(old) != _without_code(after[name])
+        for name, old in before.items()
+    )
+
+
+def _without_code(node: NodeRecord) -> NodeRecord:
+    return msgspec.structs.replace(node, code="", reaches=None)
+
+
+def _describe_parts(old: NodeRecord, new: NodeRecord, parts: list[str]) -> str:
+    """Return in brackets what it is that has changed, if it is more than the node's own code."""
+    if parts == [CODE]:
+        return ""
+    before, now = old.reaches or {}, new.reaches or {}
+    if PYTHON in parts:  # its code is other code there
+        parts = [PYTHON]
+    texts = [
+        f"{name} {now.get(name, 'not used')} instead of {before.get(name, 'none')}" if is_version(name) else name
+        for name in parts
+    ]
+    more = f" and {len(texts) - _MOST_PARTS} more" if len(texts) > _MOST_PARTS else ""
+    return f" ({', '.join(texts[:_MOST_PARTS])}{more})"
+
+
+_MOST_PARTS: Final = 5
+
+
 def _record(node: Node) -> NodeRecord:
     after = list(node.after)
     match node:
         case JoinNode(source=port):
-            return NodeRecord(node.kind, type(port).__name__, after, _hash(node))
+            return NodeRecord(node.kind, type(port).__name__, after, _hash(node), reaches=reach_of(node).facts)
         case SourceNode(source=port):
             return NodeRecord(node.kind, type(port).__name__, after)
         case StepNode():
-            return NodeRecord(node.kind, "", after, _hash(node))
+            return NodeRecord(node.kind, "", after, _hash(node), reaches=reach_of(node).facts)
         case RouterNode(router=port):
-            return NodeRecord(node.kind, type(port).__name__, after, _hash(node))
+            return NodeRecord(node.kind, type(port).__name__, after, _hash(node), reaches=reach_of(node).facts)
         case KeyedNode():
-            return NodeRecord(node.kind, "", after, _hash(node))
+            return NodeRecord(node.kind, "", after, _hash(node), reaches=reach_of(node).facts)
         case DestinationNode(destination=port):
             return NodeRecord(node.kind, type(port).__name__, after, target=port.target())
     raise TypeError(f"{node!r} is not a node")

@@ -23,7 +23,8 @@ class Published(NamedTuple):
     route: str
     destination: str
     content: str = ""
-    """Hash of the content that was sent, see ``content_of``; "" if the member is sent with each version."""
+    """Hash of the content that was sent, see ``content_of``; "" if the member is sent with each version; ``STALE`` if
+    the current version no longer makes it, and its delete is held."""
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -107,6 +108,10 @@ CONTENT: Final = "="
 """First character of the ``content`` of a ``Published``; names of nodes and members do not begin with it."""
 
 
+STALE: Final = "-"
+"""``content`` of a member whose delete is held, since a part of the version that does not make it has failed."""
+
+
 def content_of(fields: bytes, raw: bytes | None) -> str:
     """Return a hash that is equal for equal fields and raw bytes."""
     return CONTENT + content_version(fields, raw)
@@ -115,7 +120,7 @@ def content_of(fields: bytes, raw: bytes | None) -> str:
 def was_published_sql(destination: str) -> str:
     """Return SQL that tests whether a member of the family in a row of ``documents`` was published to this
     destination."""
-    ends = (f',"{destination}"]', f',"{destination}","{CONTENT}')
+    ends = (f',"{destination}"]', f',"{destination}","{CONTENT}', f',"{destination}","{STALE}"')
     return "(" + " OR ".join(f"contains(given, {quote(end)})" for end in ends) + ")"
 
 

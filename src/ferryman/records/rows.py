@@ -410,6 +410,9 @@ def error_route(node: str, route: str, wave: int) -> str:
 
 # Results that workers record for the rows that they sent; the journal keeps them until the wave is settled.
 
+HELD_DELETE: Final = "held: "
+"""Beginning of the message of a delete that is held for review, since an upsert of its family was not delivered."""
+
 UNTOUCHED: Final = "UNTOUCHED"
 """Pseudo-status of a row that was not tried, because the destination was unavailable; the row stays pending,
 unchanged."""

@@ -214,7 +214,7 @@ class State:
             raise PlanChanged(self.plan.name, self.plan.version, found.structure)
         if found.structure:
             record_missed_entries(self.root, before, after, self.outbox.log.transactions)
-        if any(found):
+        if any(found) or before != after:  # also what an older version did not record of the same plan
             self.record_structure(after)
         return found
 

@@ -349,8 +349,8 @@ def access(
 ) -> None:
     """Request a zip of delivered originals; without OBJECT, list access requests.
 
-    `ferryman intake serve PLAN` builds it, small ones separately from large ones, and keeps it for a week. The token says
-    when it is expected, and later where it is.
+    `ferryman intake serve PLAN` builds it, small ones separately from large ones, and keeps it for a week. The token
+    says when it is expected, and later where it is.
     """
     longest_s = seconds("--wait", wait)
     with open_queue(queue) as job_queue:

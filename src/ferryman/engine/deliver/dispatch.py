@@ -18,9 +18,17 @@ from ferryman.engine.deliver.sending import Lane, LaneReport, Pass, context_of
 from ferryman.engine.deliver.turn import Hung, ThreadCaller
 from ferryman.engine.keyed.phase import KeyUpdates
 from ferryman.engine.runner.base import PickledPlan, Runner
-from ferryman.engine.send_order import KeyHeads, OutboxFile, SendOrder, group_by_lanes, send_orders
+from ferryman.engine.send_order import (
+    KeyHeads,
+    OutboxFile,
+    SendOrder,
+    UndeliveredUpsert,
+    group_by_lanes,
+    send_orders,
+    waits_elsewhere,
+)
 from ferryman.errors import EngineError, PermanentError, StateForeign, WorkerDied, message_of
-from ferryman.plan import DestinationNode, KeyedNode, errors_node
+from ferryman.plan import DestinationNode, KeyedNode, errors_node, sources_that_repeat_ids
 from ferryman.state.outbox import first_sequence, has_exports, has_other_rows, pending_rows, split_family
 from ferryman.state.state import State, sender_of
 from ferryman.storage.delta import DataFile
@@ -246,6 +254,7 @@ class Dispatcher:
         # need no order among each other.
         new_only = all(int(f.partition["wave"]) == number for f in others)
         order = {} if new_only else self._order(others)
+        elsewhere = {} if node.policy.stale == "delete" else self._waits_elsewhere(number, node.name, others)
         # Rows that hold back others are sent now, even if not due: so their files are included.
         due |= {f.path for f in others if len(order.get(first_sequence(f), _NO_ORDER).first)}
         # Files of one group must be sent in order by one lane: files with exports of the same keys, or with one
@@ -257,7 +266,9 @@ class Dispatcher:
         lanes: list[list[OutboxFile]] = [[] for _ in range(min(max_lanes, len(batches)))]
         for each in batches:
             keys = [(file.path, first_sequence(file)) for file in each]
-            min(lanes, key=len).extend(OutboxFile(path, key, order.get(key)) for path, key in keys)
+            min(lanes, key=len).extend(
+                OutboxFile(path, key, order.get(key), elsewhere.get(path, {})) for path, key in keys
+            )
         settled = min(map(first_sequence, self._files_of(node.name)))
         doubt = self._doubts.doubt(
             node.name,
@@ -283,6 +294,15 @@ class Dispatcher:
     def _order(self, files: list[DataFile]) -> dict[int, SendOrder]:
         paths = {first_sequence(f): self._state.outbox.path(f.path) for f in files}
         return send_orders(paths, sum(map(pending_rows, files)), self._state.local_scratch)
+
+    def _waits_elsewhere(
+        self, number: int, destination: str, files: list[DataFile]
+    ) -> Mapping[str, Mapping[int, UndeliveredUpsert]]:
+        """Return which deletes in these files wait for upserts in others, see ``send_order.waits_elsewhere``."""
+        every = self._files_of(destination)
+        if all(int(file.partition["wave"]) == number for file in every):
+            return {}  # a lane sends a family's files in their order
+        return waits_elsewhere(self._state.outbox, files, every, sources_that_repeat_ids(self._state.plan.nodes))
 
     def _wait(
         self, number: int, lanes: list[Lane], submitted: Future[list[LaneReport]]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, NamedTuple, TypeVar
@@ -40,18 +40,20 @@ from ferryman.engine.deliver.turn import (
     is_universal,
     row_result,
     universal_outcome,
+    waiting_result,
 )
 from ferryman.engine.results import Attempts
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.engine.send_order import KeyOrder, OutboxFile
+from ferryman.engine.send_order import FamilyOrder, KeyOrder, OutboxFile, UndeliveredUpsert
 from ferryman.errors import PermanentError, TransientError, describe, plain_text, safe_repr
 from ferryman.memory import describe_memory_error, is_failed_allocation, lacks_memory
 from ferryman.net.faults import is_connection_error
-from ferryman.plan import DestinationNode, Plan, Policy, errors_node
+from ferryman.plan import DestinationNode, Plan, Policy, errors_node, sources_that_repeat_ids
 from ferryman.records.rows import (
     OUTBOX_CONTENT,
     OUTBOX_FILE,
     OUTBOX_SMALL,
+    UNTOUCHED,
     Result,
     RowResult,
     Rows,
@@ -102,6 +104,7 @@ class FileDelivery:
         not_read: index of a row of the current chunk -> message, for documents of which something was not read.
         unreadable: index of a row -> the error, for rows whose content does not fit into memory (isolation mode only).
         last_published: monotonic time when ledger events were written last.
+        waiting_deletes: index of a delete that waits -> the upsert of its family that it waits for.
         pending: chunks that were sent but are not in a ledger file yet: (start, end, results of the rows with an
             outcome other than ok).
     """
@@ -125,6 +128,7 @@ class FileDelivery:
         self.pending: list[tuple[int, int, list[RowResult]]] = []
         self._halving_stop: LaneStop | None = None
         """Reason why the halves of the current chunk were not all sent."""
+        self.waiting_deletes: dict[int, UndeliveredUpsert] = {}
 
     def deliver(self) -> None:
         done = self._find_done_ranges()
@@ -167,6 +171,10 @@ class FileDelivery:
         sent_last = np.isin(table["row"].to_numpy(), last) & mask
         self.rows_sent_last: np.ndarray[Any, Any] = np.sort(table["row"].to_numpy()[sent_last])
         self.keys = KeyOrder(self.turn.held_keys, table, sent_last if self.alone else mask & ~sent_last)
+        rows = table if self.policy.stale == "hold" else table.slice(0, 0)
+        self.families = FamilyOrder(
+            self.turn.undelivered, rows, mask, self.keys.eligible, self.turn.exempt, self.file.elsewhere
+        )
         places = np.flatnonzero(self.keys.eligible)
         return places, table if len(places) == table.num_rows else table.take(pa.array(places)).combine_chunks()
 
@@ -174,10 +182,12 @@ class FileDelivery:
         """Return the ranges that an earlier attempt of this task has finished."""
         journal, number = self.turn.journal, self.turn.number
         done = journal.answered(number, self.file.key)
-        if done and self.keys.has_exports:
+        if done:
             for result in [*journal.results(number), *journal.notes(number, done.__contains__)]:
                 if result.key == self.file.key:
-                    self.keys.note_earlier_results(self.row_numbers, self._read_row_results(result))
+                    noted = [*self._read_row_results(result)]
+                    self.keys.note_earlier_results(self.row_numbers, noted)
+                    self._note_undelivered(noted)
         return done
 
     def _read_row_results(self, result: Result) -> Iterator[RowResult]:
@@ -185,11 +195,13 @@ class FileDelivery:
         if result.ledger_part is None:
             yield from result.rows
             return
-        events = read_part(local_copy(self.turn.root / "ledger" / result.ledger_part.path), ["delivery_hash", "status"])
-        statuses = dict(zip(*(column.to_pylist() for column in events.columns), strict=True))
+        path = local_copy(self.turn.root / "ledger" / result.ledger_part.path)
+        events = read_part(path, ["delivery_hash", "status", "due"])
+        known = {digest: each for digest, *each in zip(*(column.to_pylist() for column in events.columns), strict=True)}
         for row, digest in zip(self.row_numbers.tolist(), self.table["delivery_hash"].to_pylist(), strict=True):
-            if digest in statuses:
-                yield RowResult(row, statuses[digest], "", 0, None)
+            if digest in known:
+                status, due = known[digest]
+                yield RowResult(row, status, "", 0, due)
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         """Yield chunks as (start, end), of at most ``most_rows`` and ``most_bytes``, and load the content of each.
@@ -210,6 +222,7 @@ class FileDelivery:
             rows = self._end_before_row_sent_last(start, start + rows) - start
             if not self.turn.node.destination.holds_keys:
                 rows = self.keys.chunk_end(start, start + rows) - start
+            rows = self.families.chunk_end(start, start + rows) - start
             self.content, held, sizes = held.slice(0, rows), held.slice(rows), sizes[rows:]
             self.content_start, self.not_read = start, {}
             yield start, start + rows
@@ -268,8 +281,9 @@ class FileDelivery:
         turn = self.turn
         if not turn.may_send():
             raise LaneStop  # do not claim rows that would not be sent
-        waiting = self.keys.waiting(start, end)
+        waiting = self._waiting(start, end)
         if len(waiting) == end - start:
+            self._note_waiting(rows, start, end)
             return
         if not turn.journal.claim(turn.number, rows, self._eligible_rows(rows, start, end, waiting)):  # 1
             turn.claimed_elsewhere.append(rows)
@@ -304,8 +318,9 @@ class FileDelivery:
     def _send(self, rows: Rows, start: int, end: int) -> None:
         if not self.turn.may_send():  # 2
             raise LaneStop
-        waiting = self.keys.waiting(start, end)
+        waiting = self._waiting(start, end)
         if len(waiting) == end - start:
+            self._note_waiting(rows, start, end)
             return
         indexes = _leave_out(range(start, end), waiting)
         hung: LaneStop | None = None
@@ -322,11 +337,7 @@ class FileDelivery:
                 raise hung from e
         outcomes = self._blame(indexes, outcomes)
         crash.point("deliver.sent")
-        every = self._merge_outcomes(waiting, outcomes, start, end)
-        if self.turn.exactly_once:
-            self.pending.append((start, end, self._row_results(start, end, every)))
-        else:
-            self._note(rows, start, end, every)  # 4
+        self._record(rows, start, end, self._merge_outcomes(waiting, outcomes, start, end))
         stop = (
             hung
             or self._halving_stop
@@ -465,6 +476,25 @@ class FileDelivery:
 
     # -- both --------------------------------------------------------------------------------------
 
+    def _waiting(self, start: int, end: int) -> list[int]:
+        """Return which rows of a chunk wait now, as indexes within the chunk: exports for an earlier one of their key,
+        deletes for an upsert of their family."""
+        deletes = self.families.waiting(start, end)
+        self.waiting_deletes.update({start + at: upsert for at, upsert in deletes.items() if upsert.tried})
+        return sorted({*self.keys.waiting(start, end), *deletes})
+
+    def _note_waiting(self, rows: Rows, start: int, end: int) -> None:
+        """Record why deletes wait, in a chunk of which all rows wait."""
+        if not self.waiting_deletes.keys().isdisjoint(range(start, end)):
+            self._record(rows, start, end, [Outcome.held()] * (end - start))
+
+    def _record(self, rows: Rows, start: int, end: int, outcomes: list[Outcome] | None) -> None:
+        """Record the outcomes of a chunk; durably, where it must not be sent again."""
+        if self.turn.exactly_once:
+            self.pending.append((start, end, self._row_results(start, end, outcomes)))
+        else:
+            self._note(rows, start, end, outcomes)  # 4
+
     def _merge_outcomes(
         self, waiting: list[int], outcomes: list[Outcome] | None, start: int, end: int
     ) -> list[Outcome] | None:
@@ -537,13 +567,30 @@ class FileDelivery:
             outcomes = [Outcome.ok()] * (end - start)
         part = self.table.slice(start, end - start)
         tries = zip(*(part[name].to_pylist() for name in Attempts._fields), strict=True)
-        return [
+        results = [
             row_result(row, Attempts(*before), outcome, self.policy, self.turn.now_us, self.not_read.get(at, ""))
+            if (upsert := self.waiting_deletes.get(at)) is None
+            else waiting_result(row, Attempts(*before), upsert)
             for at, row, before, outcome in zip(
                 range(start, end), self.row_numbers[start:end].tolist(), tries, outcomes, strict=True
             )
             if outcome.kind != "ok" or at in self.not_read
         ]
+        self._note_undelivered(results)
+        return results
+
+    def _note_undelivered(self, results: Sequence[RowResult]) -> None:
+        """Record the upserts among these results that were not delivered: deletes of their families wait."""
+        for result in results:
+            if result.status in (Status.INDEXED, Status.DROPPED):
+                continue
+            at = int(np.searchsorted(self.row_numbers, result.row))
+            if at < len(self.row_numbers) and self.row_numbers[at] == result.row:
+                names = ("operation", "source", "origin", "revision", "document")
+                operation, *family, document = (self.table[name][at].as_py() for name in names)
+                if operation == "upsert":
+                    tried = result.status != UNTOUCHED
+                    self.turn.undelivered.add(tuple(family), UndeliveredUpsert(document, result.due, tried))
 
     def _result(
         self, rows: Rows, start: int, end: int, results: list[RowResult], part: tuple[str, int, int] | None
@@ -615,7 +662,7 @@ class FileDelivery:
         crash.point("deliver.result")
 
 
-def _leave_out(items: Sequence[_T], indexes: Sequence[int]) -> list[_T]:
+def _leave_out(items: Sequence[_T], indexes: Collection[int]) -> list[_T]:
     left_out = set(indexes)
     return [each for at, each in enumerate(items) if at not in left_out]
 
@@ -701,6 +748,7 @@ class Pass:
             DeliveryPass(self.number, self.epoch, self.now_us, self.pace_s, self.progress_folder),
             isolated=lane.isolated,
             ended_holds=errors_node(plan.nodes) is None,
+            exempt=sources_that_repeat_ids(plan.nodes),
             doubt=lane.doubt,
         )
         stopped = LaneStop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman import limits
@@ -15,7 +15,7 @@ from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import Attempts
 from ferryman.engine.retries import judge_failure
 from ferryman.engine.runner.child import Child, Died, TooLong
-from ferryman.engine.send_order import HeldKeys
+from ferryman.engine.send_order import HeldKeys, UndeliveredFamilies, UndeliveredUpsert
 from ferryman.errors import (
     DeliveryError,
     PermanentError,
@@ -28,7 +28,7 @@ from ferryman.errors import (
 from ferryman.memory import describe_memory_error, is_failed_allocation
 from ferryman.net.faults import is_connection_error
 from ferryman.plan import DestinationNode, Policy
-from ferryman.records.rows import STALE, UNTOUCHED, RowResult, Rows, Status
+from ferryman.records.rows import HELD_DELETE, STALE, UNTOUCHED, RowResult, Rows, Status
 from ferryman.state.journal import Journal
 from ferryman.storage.files import StatePath
 
@@ -83,6 +83,8 @@ class Turn:
         sent_alone: sequences of rows that were sent alone and failed so.
         takes_bytes: largest chunk that was accepted in halves of one that was not; 0: there was none.
         held_keys: keys with an export that was not delivered.
+        undelivered: families with an upsert that was not delivered.
+        exempt: sources whose deletes wait for no upsert of their family.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Turn:
         *,
         isolated: bool = False,
         ended_holds: bool = True,
+        exempt: Collection[str] = (),
         doubt: LaneDoubt | None = None,
     ) -> None:
         self.doubt = doubt or LaneDoubt()
@@ -118,6 +121,8 @@ class Turn:
         self.deadline = time.monotonic() + current.pace_s
         self.claimed_elsewhere: list[Rows] = []
         self.held_keys = HeldKeys(ended_holds=ended_holds)
+        self.undelivered = UndeliveredFamilies()
+        self.exempt = exempt
         self._same_error: tuple[str, int, int] = ("", 0, 0)
         """Error that all rows of the last chunks had in common: its text, the number of chunks, the number of rows."""
         self._caller: Caller = ProcessCaller(node.destination) if isolated else ThreadCaller(node.name)
@@ -465,3 +470,15 @@ def row_result(
         return RowResult(row, Status.DEAD, f"{why} (attempt {attempt}, the last)", attempt, None)
     after = failed.attempts
     return RowResult(row, Status.ERROR, why, attempt, failed.next_us(policy, now_us), after.since, after.transient)
+
+
+def waiting_result(row: int, before: Attempts, upsert: UndeliveredUpsert) -> RowResult:
+    """Return the result to record for a delete that waits for an upsert of its family; it spends no attempt."""
+    if upsert.due is None:
+        why = (
+            f"{HELD_DELETE}{upsert.document}, which the newer version has in its place, was not delivered; "
+            "`ferryman retry` sends both again"
+        )
+        return RowResult(row, Status.DEAD, why, before.attempt, None)
+    why = f"waits until {upsert.document}, which the newer version has in its place, is delivered"
+    return RowResult(row, Status.ERROR, why, before.attempt, upsert.due, before.since, before.transient)

@@ -42,6 +42,7 @@ from ferryman.plan import (
     target_of,
 )
 from ferryman.records.families import (
+    STALE,
     FailedMember,
     MissingDelivery,
     Published,
@@ -97,6 +98,7 @@ class Stager:
         self._process = os.getpid()
         targets = {name: target_of(node) for name, node in self._nodes.items()}
         self._target: Callable[[str], str] = lambda name: targets.get(name, name)
+        self._holds = frozenset(name for name, node in self._nodes.items() if node.policy.stale == "hold")
         self._called = {n.name: n for n in plan.nodes if isinstance(n, CalledNode)}
         self._final = plan.once or (entries is not None and entries.once)
         """Errors are final: nothing is retried."""
@@ -430,12 +432,15 @@ class Stager:
         self._retried = []
         known = self._block.known(i)
         if known is not None and known.given:
-            reconciliation = reconcile(decode_published(known.given), made, outcome, self._target, retry=retry)
+            old = decode_published(known.given)
+            reconciliation = reconcile(old, made, outcome, self._target, retry=retry, holds=self._holds)
             for published, why in reconciliation.replaced:
                 end = (published.destination, published.route)
                 self._add_event(self._member_stub(published.member), end, "", Status.DROPPED, why, 0, None, "delete")
             for published in reconciliation.kept:
                 made.append(published)
+            for published in reconciliation.held:
+                made.append(published._replace(content=STALE))
             for published in reconciliation.deleted:
                 if not self._stage_delete(published):
                     made.append(published)
@@ -601,6 +606,8 @@ class Reconciliation(NamedTuple):
 
     kept: PublishedLines
     """Kept for now; they still count as published."""
+    held: PublishedLines
+    """To be deleted once what has failed of the new version has been made; they count as published until then."""
     deleted: PublishedLines
     """To be deleted, since the new version does not make them and never will."""
     replaced: list[tuple[Published, str]]
@@ -615,6 +622,7 @@ def reconcile(
     target: Callable[[str], str],
     *,
     retry: bool,
+    holds: Collection[str] = (),
 ) -> Reconciliation:
     """Compare the deliveries published for the old version of a family with those of the current walk.
 
@@ -625,15 +633,18 @@ def reconcile(
     Args:
         made: what the walk published.
         target: destination -> the place that it writes to.
+        holds: destinations at which deletes wait for all that the new version makes.
     """
     places, unneeded = {_place_hash(g.place) for g in made}, set(outcome.unneeded)
     reached, failed = _FailedSubtrees(outcome.reached), _FailedSubtrees(outcome.failures)
-    result = Reconciliation(PublishedLines(), PublishedLines(), [])
+    incomplete = {target(owed.destination) for failure in outcome.failures for owed in failure.owed}
+    result = Reconciliation(PublishedLines(), PublishedLines(), PublishedLines(), [])
     stale = PublishedLines()
     for each in old:
         if (place := _place_hash(each.place)) in places:
             continue
-        spoken_of = not retry or (reached.covers(each) and unneeded.isdisjoint(ancestry(each.member)))
+        was_held = each.content == STALE
+        spoken_of = not retry or was_held or (reached.covers(each) and unneeded.isdisjoint(ancestry(each.member)))
         if spoken_of and not failed.covers(each):
             stale.append(each)
         else:
@@ -651,6 +662,8 @@ def reconcile(
             if (place := _place_hash(replacement.place)) not in places:  # if never made, a later retry deletes it
                 places.add(place)
                 result.kept.append(replacement)
+        elif each.destination in holds and target(each.destination) in incomplete:
+            result.held.append(each)
         else:
             result.deleted.append(each)
     return result
