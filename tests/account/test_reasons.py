@@ -145,7 +145,7 @@ def unread_plan(fields: Mapping[str, Any] = UNREAD) -> Plan:
     return plan
 
 
-@pytest.mark.rule("account.not_read")
+@pytest.mark.rule("account.not-read")
 def test_what_was_not_read_is_counted_under_each_guarantee(tmp_path: Path) -> None:
     """By the words in ``unread``; a field of this name that is something else is nobody's business."""
     plan = unread_plan()

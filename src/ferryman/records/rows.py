@@ -334,6 +334,9 @@ _UNREAD_CHARACTERS: Final = 60
 def not_read_messages(fields: pa.ChunkedArray) -> dict[int, str]:
     """Return index -> message, of the deliveries that have a list of words in the field ``unread``.
 
+    The message stays in the ledger when the field has left with the document. It costs nothing where nothing is
+    unread, and no column: what is delivered has no other message.
+
     Args:
         fields: the column of the outbox, JSON.
     """
