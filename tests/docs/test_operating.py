@@ -30,9 +30,8 @@ def test_the_units_are_units_whose_command_parses(tmp_path: Path) -> None:
     """Read as systemd does, where there is one."""
     service, timer = blocks("run-on-a-schedule.md", "ini")
     unit = configparser.ConfigParser(interpolation=None, strict=True)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(service)
-    command = shlex.split(unit["Service"]["ExecStart"])
+    command = shlex.split(unit["Service"]["execstart"])
     assert command[0].endswith("/ferryman")
     parse(command[1:])
     (tmp_path / "notes.service").write_text(service.replace(command[0], "/bin/true").replace("=ferryman\n", "=root\n"))
@@ -65,9 +64,9 @@ def test_the_dag_runs_the_command_and_tells_airflow_what_its_code_means(
     modules: dict[str, Any] = {
         name: ModuleType(name) for name in ("airflow", "airflow.decorators", "airflow.exceptions")
     }
-    modules["airflow.decorators"].dag = lambda **_: lambda function: function
-    modules["airflow.decorators"].task = lambda **_: lambda function: function
-    modules["airflow.exceptions"].AirflowFailException = ValueError
+    plain = {name: lambda **_: lambda function: function for name in ("dag", "task")}
+    vars(modules["airflow.decorators"]).update(plain)
+    vars(modules["airflow.exceptions"]).update(AirflowFailException=ValueError)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(subprocess, "run", run)

@@ -350,7 +350,7 @@ class split_text(StepWithDefaults):
     follows. With ``key="content"`` it is a hash of the part's text, for parts that are equal with ``-2``, ``-3`` and so
     on: then an insertion changes no other child's id, and a child that was not changed is not sent again. Of a section
     it is a hash of its headings: it keeps its id, and so do parts that are made of it, when something in it changes.
-    Pieces of a size, without overlap, begin anew at some paragraphs, which their own text chooses: an edit changes the
+    Pieces of a size, without overlap, begin again at some paragraphs, which their own text chooses: an edit changes the
     pieces around it, some four of them, and no others. Windows of several units, and pieces with overlap, begin
     elsewhere after an insertion; by paragraphs, sentences or headings, one each, they do not.
 
