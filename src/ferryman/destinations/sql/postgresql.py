@@ -443,13 +443,13 @@ class PostgreSQL(Dialect):
             )
             query = f"SELECT {names} FROM {table}"
             keep_text = [types[name] in ("text", "varchar") for name in layout.field_columns]
-            cursor.itersize = _ROWS
             if ids is None:
                 cursor.execute(query.encode())
             else:
                 cursor.execute(f"{query.replace('%', '%%')} WHERE id = ANY(%s)".encode(), [list(ids)])
-            for row in cursor:
-                yield layout.stored(row, keep_text)
+            while rows := cursor.fetchmany(_ROWS):
+                for row in rows:
+                    yield layout.stored(row, keep_text)
 
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
         return explain(error, where)
