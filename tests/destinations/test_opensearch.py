@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ferryman.destinations import Delivery, OpenSearch, Outcome
-from ferryman.destinations import opensearch as body
+from ferryman.destinations.opensearch import destination as body
 from ferryman.destinations.web_search import search
 from ferryman.errors import UsageError
 from ferryman.testing.destinations import delete, delivery
