@@ -82,9 +82,8 @@ def test_an_end_is_left_only_by_a_person_a_change_or_a_newer_version(status: Sta
 def test_what_was_delivered_is_never_delivered_again_by_itself() -> None:
     """From INDEXED only by way of a person's FORCE or a change, which are new revisions, or of a person's repair."""
     assert MOVES[Status.INDEXED] == {Status.FORCE, Status.DIRTY, Status.RESTART}
-    assert {
-        name for name, verb in VERBS.items() if Status.INDEXED in verb.concerns and verb.event is Status.RESTART
-    } == {REPAIR}
+    restarting = [name for name, verb in VERBS.items() if verb.event is Status.RESTART]
+    assert [name for name in restarting if Status.INDEXED in VERBS[name].concerns] == [REPAIR]
 
 
 @pytest.mark.parametrize("status", Status)

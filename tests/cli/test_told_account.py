@@ -191,7 +191,7 @@ def test_copies_are_told_apart_by_their_route(fake: Fake, state: Path, capsys: p
 def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Oldest first, with the reason of each."""
     events = [row("a.txt", "ERROR", "down", origin="a.txt"), row("a.txt", "INDEXED", attempt=2, origin="a.txt")]
-    fake("ferryman.account.families", family_statuses=lambda root, family, plan: [])
+    fake("ferryman.account.families", family_statuses=lambda root, family, plan: [], older_deliveries=lambda *_: [])
     fake("ferryman.account", history=lambda root, document, **_: events if document == "a.txt" else [])
 
     assert start(["history", "plan.py", "a.txt"]) == 0
