@@ -344,7 +344,7 @@ def remove_queue(folder: Path) -> None:
         (remove_queue, ["messages"]),
     ],
 )
-def test_a_target_that_is_gone_or_made_anew_is_noticed(
+def test_a_target_that_is_gone_or_recreated_is_noticed(
     place: Path, remove: Callable[[Path], None], lost: list[str]
 ) -> None:
     """Each run says so and ends with 3, also one that finds nothing to do, until a verification finds all of it."""
@@ -359,9 +359,9 @@ def test_a_target_that_is_gone_or_made_anew_is_noticed(
     assert [text.split(":")[0] for text in gone.messages] == [f"destination {name}" for name in lost]
     assert all("is not there any more" in text for text in gone.messages)
     world.put("one more")
-    anew = world.run(checked=False)
-    assert (anew.exit, anew.delivered) == (3, 12)
-    assert all("was made anew" in text for text in anew.messages)
+    recreated = world.run(checked=False)
+    assert (recreated.exit, recreated.delivered) == (3, 12)
+    assert all("was recreated" in text for text in recreated.messages)
     assert world.run(checked=False).exit == 3
     assert look(world, repair=True).exit == 3
     assert world.run(checked=False).delivered == 120 * len(lost)

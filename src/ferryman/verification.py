@@ -210,7 +210,7 @@ class TargetLook:
     def verify(self, sample: int | None, since: int) -> Verified:
         """Compare, and confirm what differs by a second look."""
         partly = sample is not None or since > 0
-        identity = self._destination.identity()  # before the look: one that is made anew meanwhile is not verified
+        identity = self._destination.identity()  # before the look: one that is recreated meanwhile is not verified
         seed = int.from_bytes(os.urandom(4))
         with open_view(self._root, self._plan) as view:
             comparison = Comparison(view, self._names, keyed=self._destination.keyed_by_id)

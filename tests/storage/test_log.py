@@ -300,7 +300,7 @@ def test_a_commit_of_somebody_else_is_refused_by_name(filled: Table) -> None:
     foreign = filled.log.path(5)
     error = refused(filled)
     assert (error.path, error.what) == (str(foreign), "it was not written by Ferryman")
-    assert "Another program added it: remove it, and keep that program away; `ferryman fsck`" in str(error)
+    assert "Another program added it: remove it, and keep that program away; `ferryman fsck PLAN`" in str(error)
     write_deltalake(str(filled.folder), pa.table({"number": [99], "text": ["foreign"]}, schema=SCHEMA), mode="append")
     assert (refused(filled).path, refused(filled).remedy) == (str(foreign), error.remedy)
     for version in (6, 5):
@@ -314,7 +314,7 @@ def test_an_entry_that_is_replaced_is_restored(filled: Table) -> None:
     for version, content in ((3, foreign), (filled.log.version, b"\0" * 200), (filled.log.version, b"{}")):
         before = filled.log.path(version).read_bytes()
         filled.log.path(version).write_bytes(content)
-        assert "Restore this file from a copy; `ferryman fsck`" in str(refused(filled))
+        assert "Restore this file from a copy; `ferryman fsck PLAN`" in str(refused(filled))
         filled.log.path(version).write_bytes(before)
 
 

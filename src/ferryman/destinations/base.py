@@ -270,7 +270,7 @@ class Destination:
         """Check that the destination is reachable and ready. Raise ``Unavailable`` or ``Misconfigured`` if not."""
 
     def identity(self) -> str | None:
-        """Return an id of the target that changes if it is made anew, or another one takes its place; "": there is no
+        """Return an id of the target that changes if it is recreated, or another one takes its place; "": there is no
         target now; None: it has no identity.
 
         Called in the driver when a run begins, before ``check``, and after the first ``check``. Nothing is changed.

@@ -20,7 +20,7 @@ class TargetWatch:
     """Compares the identities of targets with the recorded ones, and records those of targets that are used for the
     first time. For a state's driver.
 
-    A target that was made anew or replaced lacks what was delivered to it before; ``ferryman verify`` repairs it.
+    A target that was recreated or replaced lacks what was delivered to it before; ``ferryman verify`` repairs it.
     """
 
     def __init__(self, state: State) -> None:
@@ -33,7 +33,7 @@ class TargetWatch:
         self._asked: set[str] = set()
         try:
             self._recorded = load_targets(state.root)
-        except StateDamaged:  # ``fsck`` reports it; the identities are recorded anew
+        except StateDamaged:  # ``fsck`` reports it; the identities are recorded again
             self._recorded = {}
 
     def look(self, name: str) -> None:
@@ -74,7 +74,7 @@ class TargetWatch:
 def describe_replaced(node: DestinationNode, found: str) -> str:
     """Return the message about a target that is not the recorded one; ``found``: what is in its place."""
     place = node.destination.target() or node.name
-    what = "was made anew, or another one has taken its place" if found else "is not there any more"
+    what = "was recreated, or another one has taken its place" if found else "is not there any more"
     return (
         f"destination {node.name}: {place} {what}: what was delivered before may not be in it. "
         "`ferryman verify PLAN --repair` finds what is missing, and has it sent again."
@@ -82,7 +82,7 @@ def describe_replaced(node: DestinationNode, found: str) -> str:
 
 
 def _identity(node: DestinationNode) -> str | None:
-    """Return the identity of a target; None: the destination does not answer, which is no news about its target."""
+    """Return the identity of a target; None: the destination does not answer, which says nothing about its target."""
     caller = ThreadCaller(f"identity-{node.name}")
     try:
         identity: str | None = caller.call(node.destination.identity, timeout_s=_WAIT_S)

@@ -144,7 +144,7 @@ _OTHER_ERROR: Final = ErrorMeaning("transient")
 
 
 def _meaning_of_reason(reason: str | None) -> ErrorMeaning | None:
-    without_names = re.sub(r"\[[^\]]*\]", "[...]", reason or "", count=1)
+    without_names = re.sub(r"\[[^\[\]]*\]", "[...]", reason or "", count=1)
     return next((meaning for start, meaning in REASONS.items() if without_names.startswith(start)), None)
 
 

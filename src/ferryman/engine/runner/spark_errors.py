@@ -46,7 +46,7 @@ _NO_MODULE_REMEDY: Final = (
 
 
 _NO_PYTHON: Final = re.compile(
-    r'Cannot run program "(?P<python>[^"]+)".*(?P<why>No such file or directory|Permission denied)'
+    r'Cannot run program "(?P<python>[^"\n]{1,4096}+)"[^\n]{0,500}?(?P<why>No such file or directory|Permission denied)'
 )
 _SPOILED_PYTHON: Final = re.compile(
     r"(?:Bad data in|No port number in|port number from) \S+'s? st(?:andard out|dout)"
