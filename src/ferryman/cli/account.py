@@ -279,9 +279,10 @@ def _print_family_status(root: StatePath, family: str, loaded: Plan, plan: str, 
             if getattr(status, word):
                 listing = next_command("deliveries", plan, "--family", family, "--status", word, state=state)
                 print_line(f"Which are {word.replace('_', ' ')}: {listing}")
-    for each in account.deliveries(root, status="stopped", family=family, plan=loaded):
-        print_line(f"{each['document']} of source {each['source']} has stopped the plan: what is behind it waits.")
-        print_ways_on(plan, state)
+    for each in account.stopped(root, loaded):
+        if each["document"] == family:
+            print_line(f"{family} of source {each['source']} has stopped the plan: what is behind it waits.")
+            print_ways_on(plan, state)
     if older := families.older_deliveries(root, family, loaded):
         shown = ", ".join(f"{each.document} at {each.destination}" for each in older[:_MOST_OLDER])
         more = f" and {len(older) - _MOST_OLDER} more" if len(older) > _MOST_OLDER else ""
