@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -16,7 +21,8 @@ from ferryman.destinations import Directory, JsonLines, Memory, Queue, Sql, Webh
 from ferryman.errors import UsageError
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
-from ferryman.verification import Verification, verified_destinations, verify
+from ferryman.state.targets import load_verified
+from ferryman.verification import Verification, verify
 from tests.support.plan_world import PlanWorld, place
 
 __all__ = ["place"]
@@ -89,7 +95,7 @@ def test_what_was_delivered_is_there(place: Path) -> None:
             assert target.counts is not None
             assert target.counts.expected >= 33 * 3
             assert (target.counts.unknown, target.counts.others, target.counts.in_flight) == (0, 0, 0)
-    assert all(each.clean is not None for each in verified_destinations(world.root).values())
+    assert all(each.clean is not None for each in load_verified(world.root).values())
 
 
 def test_lost_rows_are_found_and_sent_again_alone(place: Path) -> None:
@@ -278,7 +284,7 @@ def test_a_sample_is_drawn_at_random(place: Path) -> None:
     world = world_with(place, rows=sql(place))
     verification = look(world, sample=30)
     assert (verification.exit, verification.targets[0].counts.expected) == (0, 30)  # type: ignore[union-attr]
-    assert verified_destinations(world.root)["rows"].clean is None, "a sample proves nothing about the others"
+    assert load_verified(world.root)["rows"].clean is None, "a sample proves nothing about the others"
     in_database(place, "DELETE FROM documents")
     assert look(world, sample=30).targets[0].counts.missing == 30  # type: ignore[union-attr]
 
@@ -309,3 +315,81 @@ def test_there_must_be_a_state(place: Path) -> None:
     world = PlanWorld(place, partial(build, rows=sql(place)))
     with pytest.raises(UsageError, match="no state of this plan yet"):
         look(world)
+
+
+def remove_rows(folder: Path) -> None:
+    for path in folder.glob("out.db*"):
+        path.unlink()
+
+
+def drop_table(folder: Path) -> None:
+    in_database(folder, "DROP TABLE documents")
+
+
+def remove_folders(folder: Path) -> None:
+    shutil.rmtree(folder / "lines")
+    shutil.rmtree(folder / "files")
+
+
+def remove_queue(folder: Path) -> None:
+    DurableQueue("out", folder).delete()
+
+
+@pytest.mark.parametrize(
+    ("remove", "lost"),
+    [
+        (remove_rows, ["rows"]),
+        (drop_table, ["rows"]),
+        (remove_folders, ["files", "lines"]),
+        (remove_queue, ["messages"]),
+    ],
+)
+def test_a_target_that_is_gone_or_made_anew_is_noticed(
+    place: Path, remove: Callable[[Path], None], lost: list[str]
+) -> None:
+    """Each run says so and ends with 3, also one that finds nothing to do, until a verification finds all of it."""
+    world = world_with(
+        place, rows=sql(place), lines=JsonLines(place / "lines"), files=Directory(place / "files"),
+        messages=Queue("out", place),
+    )  # fmt: skip
+    assert world.run().exit == 0
+    remove(place)
+    gone = world.run(checked=False)
+    assert gone.exit == 3
+    assert [text.split(":")[0] for text in gone.messages] == [f"destination {name}" for name in lost]
+    assert all("is not there any more" in text for text in gone.messages)
+    world.put("one more")
+    anew = world.run(checked=False)
+    assert (anew.exit, anew.delivered) == (3, 12)
+    assert all("was made anew" in text for text in anew.messages)
+    assert world.run(checked=False).exit == 3
+    assert look(world, repair=True).exit == 3
+    assert world.run(checked=False).delivered == 120 * len(lost)
+    assert look(world).exit == 0
+    assert world.run().exit == 0
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "targets.recorded",
+        "verified.recorded",
+        "command.queued",
+        "command.queued:2",
+        "command.staged",
+        "command.staged:2",
+        "command.done",
+        "wave.logged:4",
+        "wave.logged:5",
+        "transform.done:2",
+        "deliver.sent:5",
+        "deliver.done:3",
+    ],
+)
+def test_a_verification_may_be_killed(place: Path, point: str) -> None:
+    """The same command again finds and repairs what is left; other destinations get nothing twice."""
+    command = [sys.executable, "-m", "tests.support.verified_story", str(place)]
+    killed = subprocess.run(command, env={**os.environ, "FERRYMAN_CRASH": point}, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0", "42"], done.stderr

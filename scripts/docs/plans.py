@@ -130,6 +130,14 @@ FINDINGS = (
         'plan.source("files", Files("corpus")).step("read", read, timeout=0).destination("index", index)',
     ),
     Case(
+        "What becomes of NaN",
+        'plan.source("files", Files("corpus")).step("read", read, nan="zero").destination("index", index)',
+    ),
+    Case(
+        "What becomes of old children",
+        'plan.source("files", Files("corpus")).destination("index", index, stale="keep")',
+    ),
+    Case(
         "What a step needs",
         'plan.source("files", Files("corpus")).step("see", read, needs="two gpus").destination("index", index)',
     ),

@@ -117,6 +117,13 @@ STOPS: Final[dict[str, str]] = {
 }
 """Additional points of plans that stop before an entry of a log, in 2; the rest is an ordinary wave."""
 
+VERIFY: Final[dict[str, str]] = {
+    "targets.recorded": DRIVER,
+    "verified.recorded": DRIVER,
+}
+"""Additional points of a run whose targets have identities, in 4 or at its end, and of ``verify``; its repair is an
+operator's command."""
+
 ONCE: Final[dict[str, str]] = {
     "intake.logged": DRIVER,
     "intake.synced": DRIVER,
@@ -132,7 +139,7 @@ two are in a later run of a task that was killed: an executor's, or that of the 
 
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who
-    for name, who in {**POINTS, **KEYED, **RESET, **ONCE}.items()
+    for name, who in {**POINTS, **KEYED, **RESET, **ONCE, **VERIFY}.items()
     if name.endswith(".logged")
 }
 """One more point of each commit: its entry is synced under a temporary name and has not taken effect."""
@@ -214,7 +221,7 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    known = [*POINTS, *KEYED, *RESET, *STOPS, *ONCE, *WRITTEN, *INTAKE, *AT_WORK, *MINTED, *EDITED, *QUEUES]
+    known = [*POINTS, *KEYED, *RESET, *STOPS, *ONCE, *VERIFY, *WRITTEN, *INTAKE, *AT_WORK, *MINTED, *EDITED, *QUEUES]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), once_file, by)

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 
-from ferryman import crash, limits
+from ferryman import limits
 from ferryman.account.comparison import Comparison, ComparisonCounts, Difference
 from ferryman.account.queries import open_view, retry_read
 from ferryman.destinations.base import Destination
@@ -30,8 +29,8 @@ from ferryman.plan.keyed import read_once_sources
 from ferryman.plan.paths import target_of
 from ferryman.records.rows import hasher
 from ferryman.state.commands import REPAIR, Command, ExtraRecord, current_user
-from ferryman.state.state import VERIFIED, sender_of, state_root
-from ferryman.storage import files
+from ferryman.state.state import sender_of, state_root
+from ferryman.state.targets import PastVerification, VerifiedDestination, load_verified, save_verified
 from ferryman.storage.files import StatePath, exists, explain_errors_of_state
 
 _BY_ID: Final = 50_000
@@ -52,6 +51,7 @@ class Verified:
         why: why nothing could be compared; else "".
         is_away: nothing could be compared now, but perhaps later.
         wave: last wave that was committed before.
+        identity: identity of the target.
         sampled: whether only a part was compared.
         forgets: the destination has removed old deliveries by itself, so that what is missing may be one of those.
         differences: the first ones, at most ``limits.DIFFERENCES``.
@@ -64,6 +64,7 @@ class Verified:
     why: str = ""
     is_away: bool = False
     wave: int = 0
+    identity: str | None = None
     sampled: bool = False
     forgets: bool = False
     differences: list[Difference] = field(default_factory=list)
@@ -209,6 +210,7 @@ class TargetLook:
     def verify(self, sample: int | None, since: int) -> Verified:
         """Compare, and confirm what differs by a second look."""
         partly = sample is not None or since > 0
+        identity = self._destination.identity()  # before the look: one that is made anew meanwhile is not verified
         seed = int.from_bytes(os.urandom(4))
         with open_view(self._root, self._plan) as view:
             comparison = Comparison(view, self._names, keyed=self._destination.keyed_by_id)
@@ -227,6 +229,7 @@ class TargetLook:
             target_of(self._nodes[0]),
             counts,
             wave=wave,
+            identity=identity or None,
             sampled=partly,
             forgets=self._destination.forgets(self._context),
             differences=differences,
@@ -289,51 +292,13 @@ class TargetLook:
         return None
 
 
-# What was verified when, for ``status``.
-
-
-class PastVerification(msgspec.Struct, omit_defaults=True):
-    """A verification of a destination.
-
-    Attributes:
-        wave: everything that was delivered up to this wave was compared.
-        at: when, ISO 8601 in UTC.
-        compared: number of deliveries.
-        differing: number of them that differed.
-    """
-
-    wave: int
-    at: str
-    compared: int
-    differing: int = 0
-
-
-class VerifiedDestination(msgspec.Struct, omit_defaults=True):
-    """Verifications of a destination.
-
-    Attributes:
-        clean: the last one that compared everything and found all of it.
-        failed: the last one that found differences.
-    """
-
-    clean: PastVerification | None = None
-    failed: PastVerification | None = None
-
-
-def verified_destinations(root: StatePath) -> dict[str, VerifiedDestination]:
-    """Return destination -> its verifications.
-
-    Raises:
-        StateDamaged: their file is damaged.
-    """
-    path = root / VERIFIED
-    return msgspec.convert(files.unseal(path), dict[str, VerifiedDestination]) if files.exists(path) else {}
+# What was verified when, for ``status`` and for the next run.
 
 
 def _record(root: StatePath, results: Sequence[Verified]) -> None:
     """Record the results. One of two verifications at the same time may be forgotten."""
     try:
-        verified = verified_destinations(root)
+        verified = load_verified(root)
     except StateDamaged:
         verified = {}  # the results are a convenience: the next verification makes them again
     at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
@@ -346,9 +311,8 @@ def _record(root: StatePath, results: Sequence[Verified]) -> None:
             if each.differing:
                 kept.failed = this
             elif not each.sampled:
-                kept.clean = this
-    files.replace(root / VERIFIED, files.seal({name: msgspec.to_builtins(each) for name, each in verified.items()}))
-    crash.point("verified.recorded")
+                kept.clean, kept.target = this, each.identity
+    save_verified(root, verified)
 
 
 # Repair: what is missing or was changed becomes due again, as if a step had failed for it.

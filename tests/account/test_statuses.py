@@ -9,6 +9,7 @@ import pytest
 
 import ferryman
 from ferryman.records.rows import MEANING, MOVES, TERMINAL, Status, check_move
+from ferryman.state.commands import REPAIR, VERBS
 
 GRID = """
               FORCE RESTART DIRTY PROCESSING ERROR BATCHED INDEXING INDEXED DROPPED DEAD ERROR_DOC
@@ -20,7 +21,7 @@ PROCESSING      .      .      .       .        x      x       .        x       x
 ERROR           x      x      .       .        x      x       x        x       x     x       x
 BATCHED         .      .      .       .        x      .       x        x       x     x       x
 INDEXING        x      x      .       .        x      .       x        x       x     x       x
-INDEXED         x      .      x       .        .      .       .        .       .     .       .
+INDEXED         x      x      x       .        .      .       .        .       .     .       .
 DROPPED         x      .      x       .        .      .       .        .       .     .       .
 DEAD            x      x      .       .        .      .       .        .       x     .       .
 ERROR_DOC       x      x      .       .        .      .       .        .       x     .       .
@@ -79,9 +80,10 @@ def test_an_end_is_left_only_by_a_person_a_change_or_a_newer_version(status: Sta
 
 @pytest.mark.rule("retry.indexed")
 def test_what_was_delivered_is_never_delivered_again_by_itself() -> None:
-    """From INDEXED only by way of a person's FORCE or a change, which are new revisions."""
-    assert Status.INDEXED not in MOVES[Status.INDEXED]
-    assert Status.RESTART not in MOVES[Status.INDEXED]
+    """From INDEXED only by way of a person's FORCE or a change, which are new revisions, or of a person's repair."""
+    assert MOVES[Status.INDEXED] == {Status.FORCE, Status.DIRTY, Status.RESTART}
+    restarting = [name for name, verb in VERBS.items() if verb.event is Status.RESTART]
+    assert [name for name in restarting if Status.INDEXED in VERBS[name].concerns] == [REPAIR]
 
 
 @pytest.mark.parametrize("status", Status)

@@ -33,7 +33,11 @@ def test_status_is_a_table_in_a_pipe(fake: Fake, state: Path, capsys: pytest.Cap
     """Aligned columns, the last waves, whether it adds up, and where to look next."""
     wave = {"wave": 1, "created": "2025-01-31T12:00:00.123456+00:00", "documents": 3}
     fake(
-        "ferryman.account", status=lambda root, plan: STATUS, waves=lambda root, plan: [wave], activity=lambda *_: IDLE
+        "ferryman.account",
+        status=lambda root, plan: STATUS,
+        waves=lambda root, plan: [wave],
+        activity=lambda *_: IDLE,
+        has_not_read=lambda root, plan: False,
     )
 
     assert start(["status", "plan.py"]) == 0
@@ -73,6 +77,7 @@ def test_status_says_loudly_that_it_is_not_balanced(
         status=lambda root, plan: STATUS | {"balanced": False},
         waves=lambda root, plan: [],
         activity=lambda *_: IDLE,
+        has_not_read=lambda root, plan: False,
     )
 
     assert start(["status", "plan.py"]) == 0
@@ -154,7 +159,11 @@ def test_incomplete_families_are_as_many_as_deliveries(
 ) -> None:
     """In a pipe 1000, as JSON all."""
     found = [FamilyStatus("files", f"{n:04}", 1, 0, 1, 0, 0, 0) for n in range(1200)]
-    fake("ferryman.account.families", incomplete_families=lambda root, plan, source, family: found)
+    fake(
+        "ferryman.account.families",
+        incomplete_families=lambda root, plan, source, family: found,
+        FamilyStatus=FamilyStatus,
+    )
 
     assert start(["deliveries", "plan.py", "--incomplete"]) == 0
     captured = capsys.readouterr()
@@ -182,8 +191,8 @@ def test_copies_are_told_apart_by_their_route(fake: Fake, state: Path, capsys: p
 def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Oldest first, with the reason of each."""
     events = [row("a.txt", "ERROR", "down", origin="a.txt"), row("a.txt", "INDEXED", attempt=2, origin="a.txt")]
-    fake("ferryman.account.families", family_statuses=lambda root, family, plan: [])
-    fake("ferryman.account", history=lambda root, document, plan: events if document == "a.txt" else [])
+    fake("ferryman.account.families", family_statuses=lambda root, family, plan: [], older_deliveries=lambda *_: [])
+    fake("ferryman.account", history=lambda root, document, **_: events, stopped=lambda *_: [])
 
     assert start(["history", "plan.py", "a.txt"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -197,7 +206,7 @@ def test_history_suggests_ids_in_commands_that_can_be_typed(
     """An id with a blank is quoted."""
     fake(
         "ferryman.account",
-        history=lambda root, document, plan: [],
+        history=lambda root, document, **_: [],
         nearest_documents=lambda root, document, plan: ["to my mother.txt"],
     )
 

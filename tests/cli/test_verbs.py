@@ -209,6 +209,8 @@ def test_status_before_the_first_run_is_all_zero(ferryman: Ferryman, plan_file: 
         "sources": {"files": {"documents": 0, "deleted": 0, "again": 0}},
         "destinations": {"index": zeros},
         "balanced": True,
+        "running": None,
+        "pending_reasons": [],
     }
     assert sorted(p.name for p in plan_file.parent.iterdir()) == ["plan.py"]
 

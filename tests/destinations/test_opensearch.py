@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ferryman.destinations import Delivery, OpenSearch, Outcome
-from ferryman.destinations import opensearch as body
+from ferryman.destinations.opensearch import destination as body
 from ferryman.destinations.web_search import search
 from ferryman.errors import UsageError
 from ferryman.testing.destinations import delete, delivery
@@ -33,7 +33,9 @@ def test_what_a_document_is(index: SearchIndex) -> None:
     )  # fmt: skip
     writer = opened(OpenSearch(index.url, index.name, MAPPINGS))
     assert kinds(writer.write([child, delivery("plain", 8, None)])) == ["ok", "ok"]
-    assert index.documents()["plays/a.xml#act 1"] == {
+    stored = index.documents()["plays/a.xml#act 1"]
+    assert len(stored["_ferryman"].pop("content_hash")) == 32
+    assert stored == {
         "title": "Act 1",
         "tags": ["x", "y"],
         "text": "Grüße \ufffd\ufffd",

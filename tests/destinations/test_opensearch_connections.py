@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ferryman.destinations import Guarantee, OpenSearch
-from ferryman.destinations import opensearch as body
-from ferryman.destinations import opensearch as destination
+from ferryman.destinations.opensearch import destination
+from ferryman.destinations.opensearch import destination as body
 from ferryman.errors import PermanentError
 from ferryman.testing.destinations import delivery
 from ferryman.testing.proxy import Proxy, ProxyFault

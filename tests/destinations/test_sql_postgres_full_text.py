@@ -63,7 +63,7 @@ def test_a_hit_has_id_title_snippet_and_rank(index: str) -> None:
         ("quest*", ["hamlet"]),
         ('"that is the ques"*', ["hamlet"]),
         ('"that is', ["hamlet"]),
-        ("king OR question", []),
+        ("king OR question", ["errors", "hamlet", "lear"]),
         ("c++", ["errors"]),
         ("eyre", ["jane"]),
         ("jane_eyre.txt", ["jane"]),

@@ -22,11 +22,14 @@ CLASS_PATH = ":".join([*map(str, JARS.parent.glob("slf4j-api-*.jar")), str(JARS)
 """The class path of a driver: an archive of its classes is for no other."""
 
 
+QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Options of a JVM that lives for seconds: what the second compiler makes faster, no test does long enough."""
+
+
 @functools.cache
 def quick_options() -> tuple[str, ...]:
-    """Options of a JVM that lives for seconds: what the second compiler makes faster, no test does long enough; classes
-    come from the archive of a driver, if there is one."""
-    return ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *shlex.split(java_options("", queries=True)))
+    """``QUICK``, and classes from the archive of a driver, if there is one: for a JVM with ``CLASS_PATH``."""
+    return (*QUICK, *shlex.split(java_options("", queries=True)))
 
 
 def executor_options() -> str:

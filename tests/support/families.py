@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +32,6 @@ def words(doc: Document) -> Iterator[Document]:
 def letters(doc: Document) -> list[Document]:
     """The document, and a child for each letter."""
     return [doc, *(doc.child(raw=letter.encode()) for letter in doc.text())]
-
-
-def failing(times: int, *ids: str) -> Callable[[Document], Document]:
-    calls: Counter[str] = Counter()
-
-    def step(doc: Document) -> Document:
-        if doc.id in ids:
-            calls[doc.id] += 1
-            if calls[doc.id] <= times:
-                raise RuntimeError("not yet")
-        return doc
-
-    return step
 
 
 def end(handle: Handle, net: PlanWorld, name: str = "out", **policy: Any) -> None:

@@ -288,7 +288,7 @@ def _print_family_status(root: StatePath, family: str, loaded: Plan, plan: str, 
         more = f" and {len(older) - _MOST_OLDER} more" if len(older) > _MOST_OLDER else ""
         print_line(
             f"Held from an older version, since a part of the newer one has failed: {shown}{more}. "
-            "`ferryman retry`, or a later version, replaces or deletes them."
+            "`ferryman retry PLAN`, or a later version, replaces or deletes them."
         )
 
 

@@ -184,8 +184,8 @@ def skip(
     """Let a plan pass the message that it stops before.
 
     The next run tries the message once more. If it fails again, it counts as failed or rejected, and the plan goes on
-    behind it; `ferryman retry PLAN` may repeat it later. `ferryman status PLAN` says where a plan has stopped. While a run
-    holds the state, the command is queued, and that run applies it.
+    behind it; `ferryman retry PLAN` may repeat it later. `ferryman status PLAN` says where a plan has stopped. While a
+    run holds the state, the command is queued, and that run applies it.
     """
     from ferryman.operations import skip
     from ferryman.plan.load import load_plan, plan_file

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
 from ferryman.destinations.memory import Memory, Null
+from ferryman.destinations.stored import Stored
 
 if TYPE_CHECKING:
     from ferryman.destinations.files import Directory, JsonLines
@@ -33,6 +34,7 @@ __all__ = [
     "Queue",
     "Solr",
     "Sql",
+    "Stored",
     "Webhook",
 ]
 

@@ -269,6 +269,14 @@ class Destination:
     def check(self) -> None:
         """Check that the destination is reachable and ready. Raise ``Unavailable`` or ``Misconfigured`` if not."""
 
+    def identity(self) -> str | None:
+        """Return an id of the target that changes if it is made anew, or another one takes its place; "": there is no
+        target now; None: it has no identity.
+
+        Called in the driver when a run begins, before ``check``, and after the first ``check``. Nothing is changed.
+        """
+        return None
+
     def highest_sequence(self) -> int | None:
         """Return the highest sequence among the deliveries that it holds, including tombstones; None: it holds none, or
         cannot tell.

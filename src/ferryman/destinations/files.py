@@ -44,6 +44,25 @@ from ferryman.storage.files import classified_errors
 __all__ = ["Directory"]
 
 
+# The identity of a folder: a file with a random name in it.
+
+IDENTITY: Final = ".ferryman-id"
+
+
+def _identify_folder(folder: Path) -> None:
+    """Give a folder an identity, if it has none."""
+    if not (folder / IDENTITY).exists():
+        files.publish(folder / IDENTITY, uuid.uuid4().hex.encode())
+
+
+def _folder_identity(folder: Path) -> str:
+    """Return the identity of a folder; "" if there is no such folder, or it has none."""
+    try:
+        return (folder / IDENTITY).read_text("ascii")
+    except FileNotFoundError:
+        return ""
+
+
 # Names of documents' files.
 
 NAME_BYTES: Final = 240
@@ -208,6 +227,7 @@ class Directory(Destination):
         """
         with classified_errors(self.directory), SQLite().translated_errors(self.target()):
             files.make_folder(self.directory / INDEX / "new")
+            _identify_folder(self.directory / INDEX)
             engine = self._index()
             sqlite.prepare(engine)
             with engine.connect() as connection, connection.begin():  # no writer is at work
@@ -216,6 +236,10 @@ class Directory(Destination):
                     connection.exec_driver_sql(f"ALTER TABLE documents ADD COLUMN {CONTENT_HASH} TEXT")
                 for left in (self.directory / INDEX / "new").iterdir():
                     left.unlink(missing_ok=True)
+
+    def identity(self) -> str | None:
+        """Return the index's identity."""
+        return _folder_identity(self.directory / INDEX)
 
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of files and deletes."""
@@ -557,12 +581,17 @@ class JsonLines(Destination):
         """Make the folder, and clean up after killed writers."""
         with classified_errors(self.directory):
             files.make_folder(self.directory)
+            _identify_folder(self.directory)
             files.fsync_folder(self.directory)
             long_ago = time.time() - STALE_S
             for temporary in self.directory.glob(f"{disk.TEMPORARY}*"):
                 with suppress(FileNotFoundError):
                     if temporary.stat().st_mtime < long_ago:
                         temporary.unlink()
+
+    def identity(self) -> str | None:
+        """Return the folder's identity."""
+        return _folder_identity(self.directory)
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
         """Yield the lines, each hash once, see ``Destination.inventory``; of a line that stands in several files the

@@ -97,6 +97,11 @@ class Queue(Destination):
         with self._translated_errors():
             self._open_queue().make()
 
+    def identity(self) -> str | None:
+        """Return the queue's id."""
+        with self._translated_errors():
+            return self._open_queue().id or ""
+
     def highest_of(self, context: DestinationContext) -> int | None:
         with self._translated_errors():
             if not self._open_queue().exists:  # not made yet, or away

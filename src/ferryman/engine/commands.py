@@ -130,32 +130,42 @@ def _retry_stopped(state: State, command: Command) -> int:
 
 
 def _commit_deletes(state: State, command: Command) -> None:
-    """Commit and settle one wave with a delete for each extra record; if one arrived before, it is sent again."""
+    """Commit and settle one wave with a delete for each extra record; if one arrived before, it is sent again.
+
+    A delete that is in the outbox already is left out: the command was applied before, by a driver that was killed.
+    """
     number = state.wave + 1
     earlier = _earlier_deletes(state, command.extra)
-    by_destination: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for record in command.extra:
-        delete = earlier.get((record.document, record.destination)) or _delete_of(state, record)
-        by_destination[record.destination].append(delete)
-    outbox = []
-    for destination, deletes in sorted(by_destination.items()):
-        writer = OutboxWriter(state.outbox.folder, epoch=state.epoch)
-        columns: dict[str, Any] = {name: [each[name] for each in deletes] for name in EVENT_OF_ROW}
-        numbers = list(range(len(deletes)))
-        writer.write(table_of(OUTBOX_FILE, len(deletes), **columns, row=numbers, attempt=0, due=0))
-        if (part := writer.finish()) is not None:
-            outbox.append((destination, part))
+    deletes = [
+        {**(earlier.get((each.document, each.destination)) or _delete_of(state, each)), "destination": each.destination}
+        for each in command.extra
+    ]
+    waiting = set().union(*_find_in_outbox(state, {each["delivery_hash"] for each in deletes}).values())
+    deletes = [each for each in deletes if each["delivery_hash"] not in waiting]
+    if not deletes:
+        return
+    again = [each for each in deletes if (each["document"], each["destination"]) in earlier]
+    again = [{**each, "status": Status.RESTART.value, "message": command.message, "attempt": 0} for each in again]
     ledger = []
-    if earlier:
-        again = [
-            {**row, "status": Status.RESTART.value, "message": command.message, "attempt": 0}
-            for row in earlier.values()
-        ]
+    if again:
         table = events(again, wave=number, ordinal=ORDINAL_COMMAND)
         ledger.append(write_part(state.ledger.folder, table, epoch=state.epoch))
     crash.point("command.staged")
-    commit_wave(state, number, outbox=outbox, ledger=ledger)
+    commit_wave(state, number, outbox=_stage_deletes(state, deletes), ledger=ledger)
     settle(state, number, in_process)
+
+
+def _stage_deletes(state: State, deletes: list[dict[str, Any]]) -> list[tuple[str, Part]]:
+    """Write outbox rows for these deletes; return (destination, file)."""
+    staged = []
+    for destination in sorted({each["destination"] for each in deletes}):
+        rows = [each for each in deletes if each["destination"] == destination]
+        columns: dict[str, Any] = {name: [each[name] for each in rows] for name in EVENT_OF_ROW}
+        writer = OutboxWriter(state.outbox.folder, epoch=state.epoch)
+        writer.write(table_of(OUTBOX_FILE, len(rows), **columns, row=list(range(len(rows))), attempt=0, due=0))
+        if (part := writer.finish()) is not None:
+            staged.append((destination, part))
+    return staged
 
 
 def _earlier_deletes(state: State, records: Collection[ExtraRecord]) -> dict[tuple[str, str], dict[str, Any]]:

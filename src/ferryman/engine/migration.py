@@ -41,6 +41,8 @@ from ferryman.state.state import (
     NOTIFIED,
     SEQUENCE,
     SETTLED,
+    TARGETS,
+    VERIFIED,
     WAVE,
     State,
     record_missed_entries,
@@ -437,7 +439,12 @@ def _build(old: State, new: State, from_version: int) -> None:
     sequence = max(old.next_sequence, new.next_sequence)
     transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_log_transactions(old, new.plan)}
     copy_table(old.outbox, new.outbox, transactions)
-    for name in (NOTIFIED, MISSED):  # wave numbers continue, so that nobody is notified of old failures again
+    for name in (
+        NOTIFIED,
+        MISSED,
+        TARGETS,
+        VERIFIED,
+    ):  # wave numbers continue, so that nobody is notified of old failures again
         if files.exists(recorded := old.root / name):
             files.publish(new.root / name, files.read(recorded))
 

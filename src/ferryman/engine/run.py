@@ -40,6 +40,7 @@ from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, Run
 from ferryman.engine.settle import RunTasks, has_late_answers, settle
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.summary import describe_staged
+from ferryman.engine.targets import TargetWatch
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.notify import Reporter
@@ -89,6 +90,8 @@ class Run:
         self._activity = ActivityRecorder(state, self._breakers.troubles)
         self._observer = observer = Forwarding(self._activity, observer)
         self._dispatcher = Dispatcher(state, pickled_plan, runner, self._breakers, pace_s=settings.pace_s)
+        self._targets = TargetWatch(state)
+        self._dispatcher.on_checked = self._targets.look
         self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
         self._nodes = NodeBreakers(state.plan, self._breakers, clock.now)
@@ -367,11 +370,12 @@ class Run:
         if self._scan_stopped:
             self._add_message(self._backlog.describe(ending=True))
         nodes = self._nodes.messages(self._pending.step_debts())
-        for message in (*self._dispatcher.messages(), *nodes, *self._logs.messages()):
+        replaced = self._targets.messages()
+        for message in (*self._dispatcher.messages(), *nodes, *self._logs.messages(), *replaced):
             self._add_message(message)
         incomplete = self._listing_incomplete or bool(self._pending.unlisted_sources or self._logs.is_blocked)
         reported = bool(summary.failed or summary.rejected) and all_errors_queued(self._state.root, self._plan)
-        summary.set_exit(held=self._scanning.held, incomplete=incomplete, reported=reported)
+        summary.set_exit(held=self._scanning.held, incomplete=incomplete, reported=reported, replaced=bool(replaced))
         return summary
 
     def _add_message_once(self, text: str) -> None:

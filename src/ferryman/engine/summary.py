@@ -42,19 +42,20 @@ class Summary:
         del counts["messages"], counts["documents"]
         return counts
 
-    def set_exit(self, *, held: bool, incomplete: bool, reported: bool = False) -> None:
+    def set_exit(self, *, held: bool, incomplete: bool, reported: bool = False, replaced: bool = False) -> None:
         """Set the exit code of the command line, from the counts.
 
         Args:
             held: deletes wait for an operator.
             incomplete: a source was not read to its end, or could not be listed.
             reported: all failures are in the plan's error queue.
+            replaced: a target is not the one that was delivered to before.
         """
         if held:
             self.exit = 2
         elif self.pending or incomplete:
             self.exit = 4
-        elif self.in_doubt or ((self.failed or self.rejected) and not reported):
+        elif self.in_doubt or replaced or ((self.failed or self.rejected) and not reported):
             self.exit = 3
 
 

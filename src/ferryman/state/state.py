@@ -466,7 +466,7 @@ def sealed_files(state: State) -> list[StatePath]:
         return []
     existing = files.file_sizes(state.root)
     folders = [state.commands, *(state.journal.folder / str(number) for number in state.journal.passes())]
-    found = [state.root / name for name in (MIGRATED, MIGRATION, MISSED, VERIFIED) if name in existing]
+    found = [state.root / name for name in (MIGRATED, MIGRATION, MISSED, TARGETS, VERIFIED) if name in existing]
     found += [folder / name for folder in folders for name in files.file_sizes(folder)]
     return sorted((path for path in found if not path.name.startswith(TEMPORARY)), key=str)
 
@@ -639,6 +639,9 @@ NOTIFIED: Final = "notified.json"
 
 MISSED: Final = "passed.json"
 """File of log entries that destinations have missed; see ``MissedEntries``."""
+
+TARGETS: Final = "targets.json"
+"""File of the identities of the targets that destinations write to; see ``state.targets``."""
 
 VERIFIED: Final = "verified.json"
 """File of the results of ``ferryman verify``: by destination, when it was verified, and up to which wave."""

@@ -218,6 +218,18 @@ class DestinationSuite:
         self._write(self.destination(tmp_path), tmp_path, [delivery("a", 6), delivery("c", 1 << 51)])
         assert destination.highest_sequence() == 1 << 51
 
+    def test_its_identity_stays(self, tmp_path: Path) -> None:
+        """ "" before there is a target; then an id that neither another object, nor ``check``, nor a write changes."""
+        destination = self.destination(tmp_path)
+        if type(destination).identity is Destination.identity:
+            raise SkipTest("identity() is not overridden")
+        assert destination.identity() == ""
+        destination.check()
+        identity = destination.identity()
+        assert identity
+        self._write(self.destination(tmp_path), tmp_path, [delivery("a", 1)])
+        assert self.destination(tmp_path).identity() == identity
+
     def test_an_older_delivery_does_not_undo_a_newer_one(self, tmp_path: Path) -> None:
         """A delivery with a lower sequence than the stored one is stale, and changes nothing."""
         self._needs_comparing(tmp_path)

@@ -11,7 +11,8 @@ from ferryman import account
 from ferryman.document import Document
 from ferryman.sources import Listed, Source
 from tests.support import NOT_SOON_S
-from tests.support.families import end, failing, letters, net, words
+from tests.support.failing import failing
+from tests.support.families import end, letters, net, words
 from tests.support.invariants import rows
 from tests.support.plan_world import PlanWorld
 

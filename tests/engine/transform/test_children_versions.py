@@ -13,7 +13,8 @@ from ferryman.document import Document
 from ferryman.errors import PermanentError, TransientError
 from ferryman.routers import ByField, Duplicate, Router
 from tests.support import NOT_SOON_S
-from tests.support.families import end, failing, letters, net, words
+from tests.support.failing import failing
+from tests.support.families import end, letters, net, words
 from tests.support.plan_world import PlanWorld
 from tests.support.tiers import sampled
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,15 @@ def raises(error: type[BaseException]) -> Callable[[Document], Document]:
     return step
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's own handler of Ctrl-C: Spark leaves one of its own in a process in which a session was started."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_signal_ends_the_run(place: Path) -> None:
     """Ctrl-C while a step is called is not an error of its document."""
     net = PlanWorld.empty(place)

@@ -108,8 +108,8 @@ def test_a_retry_of_a_document_whose_job_is_done(intake: Place) -> None:
         (line,) = [line for line in intake.said.lines if "not listed" in line]
         assert line == (
             "source jobs: 1 document is to be tried again and not listed: o/bad.txt. Only jobs in Processing are "
-            "listed: requeue the job if it failed (ferryman intake requeue), or submit its files again (ferryman "
-            "intake submit). It is looked for again every 60 s."
+            "listed: requeue the job if it failed (`ferryman intake requeue JID`), or submit its files again "
+            "(`ferryman intake submit PAYLOAD`). It is looked for again every 60 s."
         )
         job.requeue()
         assert scans() == 1
@@ -135,8 +135,8 @@ def test_what_waits_for_its_job_is_said(intake: Place, capsys: pytest.CaptureFix
 
     assert [said(verb) for verb in ("status", "deliveries")] == ["", ""]
     advice = (
-        "Only jobs in Processing are listed: requeue the job if it failed (ferryman intake requeue), or submit its "
-        "files again (ferryman intake submit)."
+        "Only jobs in Processing are listed: requeue the job if it failed (`ferryman intake requeue JID`), or submit "
+        "its files again (`ferryman intake submit PAYLOAD`)."
     )
     one = f"source jobs: 1 document waits until it is listed again: o/a.txt. {advice}"
     assert said("retry", "--force", "--doc", "o/a.txt") == one

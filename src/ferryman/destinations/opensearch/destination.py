@@ -347,6 +347,18 @@ class OpenSearch(Destination):
         finally:
             http.close()
 
+    def identity(self) -> str | None:
+        """Return the index's UUID."""
+        http = self._connection()
+        try:
+            answer = self._ask(http, "GET", f"/{quote(self.index, safe='')}/_settings?flat_settings=true", None, (404,))
+            if answer.status == 404:
+                return ""
+            indices = msgspec.json.decode(answer.body)
+            return ",".join(sorted(each["settings"]["index.uuid"] for each in indices.values()))
+        finally:
+            http.close()
+
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of the documents: the server does not reveal what it remembers of deletes."""
         http = self._connection()

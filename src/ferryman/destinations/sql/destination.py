@@ -168,6 +168,19 @@ class Sql(Destination):
         with self._dialect.translated_errors(where):
             self._dialect.prepare(self._url, self._layout, self.full_text, where)
 
+    def identity(self) -> str | None:
+        """Return the identity that the table got when it was made, or first used."""
+        with self._dialect.translated_errors(self.target()):
+            try:
+                engine = self._dialect.open_reader(self._url)
+            except UsageError:
+                return ""  # there is no such file
+            try:
+                with engine.connect() as connection:
+                    return self._layout.identity(connection)
+            finally:
+                engine.dispose()
+
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of rows and tombstones."""
         layout = self._layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -17,6 +18,9 @@ Mode = Literal["upsert", "append"]
 
 TOMBSTONES: Final = "_tombstones"
 """Suffix of the table that remembers deletes."""
+
+IDENTITIES: Final = "ferryman_tables"
+"""Table with an identity of each table of this database or schema that ``Sql`` writes."""
 
 _Kind = Literal["key", "text", "number", "json"]
 STANDARD: Final[tuple[tuple[str, _Kind, bool], ...]] = (
@@ -103,6 +107,12 @@ class Layout:
             sa.Column("sequence", sa.BigInteger(), nullable=False),
             sa.Column("delivery_hash", sa.Text(), nullable=False),
         )
+        self.identities = sa.Table(
+            IDENTITIES,
+            metadata,
+            sa.Column("name", sa.Text(), primary_key=True, nullable=False),
+            sa.Column("id", sa.Text(), nullable=False),
+        )
         self.names = tuple(column.name for column in self.documents.columns)
 
     def create(self, connection: sa.Connection, where: str) -> None:
@@ -111,11 +121,30 @@ class Layout:
         Raises:
             Misconfigured: an existing table does not fit.
         """
+        is_new = not sa.inspect(connection).has_table(self.documents.name, self.documents.schema)
         self.documents.create(connection, checkfirst=True)
         if not self.appends:
             self.tombstones.create(connection, checkfirst=True)
         with databases.without_warnings():
             self._check(connection, where)
+        self._identify(connection, is_new=is_new)
+
+    def _identify(self, connection: sa.Connection, *, is_new: bool) -> None:
+        """Give the table an identity, if it is new or has none."""
+        self.identities.create(connection, checkfirst=True)
+        name = self.identities.c.name == self.documents.name
+        if is_new:
+            connection.execute(sa.delete(self.identities).where(name))
+        if is_new or connection.execute(sa.select(self.identities.c.id).where(name)).first() is None:
+            connection.execute(sa.insert(self.identities).values(name=self.documents.name, id=uuid.uuid4().hex))
+
+    def identity(self, connection: sa.Connection) -> str:
+        """Return the identity of the table; "" if there is no such table, or it has none yet."""
+        inspector, schema = sa.inspect(connection), self.documents.schema
+        if not all(inspector.has_table(table.name, schema) for table in (self.documents, self.identities)):
+            return ""
+        query = sa.select(self.identities.c.id).where(self.identities.c.name == self.documents.name)
+        return connection.scalar(query) or ""
 
     def rows(self, chunk: list[Delivery]) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the chunk's deliveries in the order of ``names``: text, numbers, JSON as text, None.

@@ -77,6 +77,8 @@ class Dispatcher:
         """Destinations that killed a worker or hung in their last pass, and are therefore called in a child process."""
         self._doubts = Doubts()
         self.breakers = breakers
+        self.on_checked: Callable[[str], None] = lambda name: None
+        """Called with the name of each destination whose check has succeeded."""
 
     def deliver(
         self, number: int, now_us: int, progress_folder: str = "", on_sent: Callable[[], None] = _do_nothing
@@ -238,6 +240,7 @@ class Dispatcher:
         if unasked and not self.refuse_old_copy(node.name):
             self.breakers.record_failure(node.name, "it does not say what it has of this state", permanent=False)
             return False
+        self.on_checked(node.name)
         return True
 
     def _make_lanes(

@@ -477,7 +477,7 @@ def waiting_result(row: int, before: Attempts, upsert: UndeliveredUpsert) -> Row
     if upsert.due is None:
         why = (
             f"{HELD_DELETE}{upsert.document}, which the newer version has in its place, was not delivered; "
-            "`ferryman retry` sends both again"
+            "`ferryman retry PLAN` sends both again"
         )
         return RowResult(row, Status.DEAD, why, before.attempt, None)
     why = f"waits until {upsert.document}, which the newer version has in its place, is delivered"
