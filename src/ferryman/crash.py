@@ -112,6 +112,11 @@ RESET: Final[dict[str, str]] = {
 }
 """Additional points of a run that empties states by key, before its first scan; the rest is an ordinary wave."""
 
+STOPS: Final[dict[str, str]] = {
+    "stop.staged": DRIVER,
+}
+"""Additional points of plans that stop before an entry of a log, in 2; the rest is an ordinary wave."""
+
 VERIFY: Final[dict[str, str]] = {
     "targets.recorded": DRIVER,
     "verified.recorded": DRIVER,
@@ -216,7 +221,7 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    known = [*POINTS, *KEYED, *RESET, *ONCE, *VERIFY, *WRITTEN, *INTAKE, *AT_WORK, *MINTED, *EDITED, *QUEUES]
+    known = [*POINTS, *KEYED, *RESET, *STOPS, *ONCE, *VERIFY, *WRITTEN, *INTAKE, *AT_WORK, *MINTED, *EDITED, *QUEUES]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), once_file, by)

@@ -24,7 +24,7 @@ from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
 from ferryman.plan.paths import Joint
 from ferryman.records.rows import Status
 from ferryman.sources.log import Log
-from ferryman.state.commands import VERBS, Command, current_user, queue_command, queued_commands
+from ferryman.state.commands import SKIP, VERBS, Command, current_user, queue_command, queued_commands
 from ferryman.state.state import (
     COUNTED,
     IDENTITY,
@@ -518,6 +518,24 @@ def retry(
     verb = "retry --force" if force else "dirty" if dirty else "retry"
     statuses = None if status is None else frozenset(named_statuses(status)[0])
     return submit_command(plan, state, Command(verb, current_user(), why, statuses, document, destination, source))
+
+
+@explain_errors_of_state
+def skip(
+    plan: Plan,
+    *,
+    state: str | StatePath | None = None,
+    document: str | None = None,
+    source: str | None = None,
+    why: str = "",
+) -> Retried:
+    """Have the plan pass the entries of logs that it stops before: the next run tries each once more, and counts it as
+    failed if it fails again, as with ``on_error="continue"``.
+
+    Raises:
+        UsageError: there is no state yet.
+    """
+    return submit_command(plan, state, Command(SKIP, current_user(), why, None, document, None, source))
 
 
 def submit_command(plan: Plan, state: str | StatePath | None, command: Command) -> Retried:

@@ -13,7 +13,7 @@ from ferryman.account.families import FamilyStatus
 from ferryman.cli.app import start
 from tests.support.fakes import Fake, row
 
-IDLE: dict[str, Any] = {"running": None, "pending_reasons": []}
+IDLE: dict[str, Any] = {"running": None, "pending_reasons": [], "stopped": []}
 
 STATUS = {
     "plan": "small",
@@ -192,7 +192,7 @@ def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.Captu
     """Oldest first, with the reason of each."""
     events = [row("a.txt", "ERROR", "down", origin="a.txt"), row("a.txt", "INDEXED", attempt=2, origin="a.txt")]
     fake("ferryman.account.families", family_statuses=lambda root, family, plan: [], older_deliveries=lambda *_: [])
-    fake("ferryman.account", history=lambda root, document, **_: events if document == "a.txt" else [])
+    fake("ferryman.account", history=lambda root, document, **_: events, stopped=lambda *_: [])
 
     assert start(["history", "plan.py", "a.txt"]) == 0
     lines = capsys.readouterr().out.splitlines()

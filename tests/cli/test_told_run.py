@@ -141,7 +141,7 @@ def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys
 def test_run_tells_that_something_is_pending(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is pending is not lost: the next run sends it."""
     fake("ferryman.operations", run=lambda plan, **_: Summary(exit=4, pending=7))
-    fake("ferryman.account", reasons=lambda root, status, limit, plan: [])
+    fake("ferryman.account", reasons=lambda root, status, limit, plan: [], stopped=lambda root, plan: [])
 
     assert start(["run", "plan.py"]) == 4
     out = capsys.readouterr().out.splitlines()

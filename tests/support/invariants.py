@@ -21,6 +21,7 @@ from ferryman.engine.run import Summary
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, keyed_nodes, sources_of
 from ferryman.records.rows import MOVES, Status
 from ferryman.sources import Log
+from ferryman.state.logs import number_of_text
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, MissedByLog, MissedEntries, State, missed_entries
 
 TABLES = ("outbox", "documents", "ledger")
@@ -124,6 +125,7 @@ def check(root: Path, plan: Plan, summary: Summary | None = None) -> None:
     2. each delivery went legal ways only, and its row is in the outbox as long as it should be
     3. no two waiting rows have one sequence; a document has one row a wave
     4. ``fsck`` finds nothing; no file lies about that nothing names
+    5. of an entry that the plan stops before, one event says why, and no delivery was committed
     """
     status = account.status(root, plan)
     assert status["balanced"], status
@@ -144,6 +146,7 @@ def check(root: Path, plan: Plan, summary: Summary | None = None) -> None:
         assert summary.failed or summary.rejected or summary.in_doubt, summary
     assert operations.check(root) == []
     _check_files(root, tables)
+    _check_stops(root, plan, tables["outbox"].transactions, ledger)
 
 
 def _check_events(ledger: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -294,6 +297,27 @@ def _count_of(event: dict[str, Any]) -> str:
             return "in_doubt"
         case _:
             return "pending"
+
+
+def _check_stops(root: Path, plan: Plan, numbers: dict[str, int], ledger: list[dict[str, Any]]) -> None:
+    """5."""
+    found = set()
+    prefix = "ferryman.stop."
+    for key, wave in numbers.items():
+        if not (key.startswith(prefix) and key.endswith("/wave") and wave):
+            continue
+        name = key.removesuffix("/wave")
+        source = name.removeprefix(prefix).partition("/")[0]
+        [event] = [
+            e
+            for e in ledger
+            if (e["wave"], e["source"], e["destination"], e["status"]) == (wave, source, "", "ERROR")
+            and number_of_text(e["document"]) == numbers[f"{name}/entry"]
+        ]
+        found.add((source, event["document"]))
+        of_entry = [e for e in ledger if (e["source"], e["origin"]) == (source, event["document"])]
+        assert not [e for e in of_entry if e["destination"] and e["revision"] == event["revision"]], of_entry
+    assert {(stop["source"], stop["document"]) for stop in account.stopped(root, plan)} == found
 
 
 def _check_files(root: Path, tables: dict[str, Files]) -> None:

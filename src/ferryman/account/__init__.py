@@ -17,6 +17,7 @@ from ferryman.account.queries import outstanding as outstanding
 from ferryman.account.queries import pending_reasons as pending_reasons
 from ferryman.account.queries import reasons as reasons
 from ferryman.account.queries import status as status
+from ferryman.account.queries import stopped as stopped
 from ferryman.account.queries import tables as tables
 from ferryman.account.queries import unread as unread
 from ferryman.account.queries import waves as waves

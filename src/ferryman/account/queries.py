@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 
 from ferryman import limits
 from ferryman.account.counts import WAVES, CachedCounts, load_cached, save_cached
-from ferryman.account.relations import COUNTS, UNSUCCESSFUL, Filter, FilterOptions, View
+from ferryman.account.relations import COUNTS, EVERYTHING, UNSUCCESSFUL, Filter, FilterOptions, View
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
 from ferryman.records.families import in_family_sql
-from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, display_status
+from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, STOPS, display_status, reason_of
 from ferryman.sources.log import CombinedLog, Log, Positions
 from ferryman.state.activity import Trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions, next_places
@@ -151,13 +151,19 @@ def deliveries(
 ) -> list[dict[str, Any]]:
     """Return the deliveries of current documents, each by its latest event, newest first, with the ledger's columns.
 
+    Before them, the entries of logs that the plan stops before: with status ``stopped``, and no destination.
+
     Raises:
         UsageError: there is no such status; there is no state yet.
     """
     if limit is None:
         return list(iter_deliveries(root, plan=plan, **options))
     wanted = Filter.from_options(options)
-    return _query(root, plan, lambda view: view.deliveries(wanted, limit=limit))
+
+    def newest(view: View) -> list[dict[str, Any]]:
+        return [*_stopped(view, wanted), *view.deliveries(wanted, limit=limit)][:limit]
+
+    return _query(root, plan, newest)
 
 
 def iter_deliveries(
@@ -168,7 +174,9 @@ def iter_deliveries(
 
     def rows() -> Iterator[dict[str, Any]]:
         with open_view(root, plan) as view:
-            yield from view.iter_deliveries(wanted, limit)
+            stopped = _stopped(view, wanted)[:limit]
+            yield from stopped
+            yield from view.iter_deliveries(wanted, None if limit is None else limit - len(stopped))
 
     def read_first() -> tuple[dict[str, Any] | None, Iterator[dict[str, Any]]]:
         found = rows()
@@ -183,7 +191,29 @@ def iter_deliveries(
 def count_deliveries(root: StatePath, *, plan: Plan | None = None, **options: Unpack[FilterOptions]) -> int:
     """Count the rows of ``deliveries``."""
     wanted = Filter.from_options(options)
-    return _query(root, plan, lambda view: view.count_deliveries(wanted))
+    return _query(root, plan, lambda view: view.count_deliveries(wanted) + len(_stopped(view, wanted)))
+
+
+def _stopped(view: View, wanted: Filter) -> list[dict[str, Any]]:
+    """Return the rows of ``deliveries`` for entries that the plan stops before."""
+    return [{name: row[name] for name in LEDGER_COLUMNS} for row in view.stopped(wanted)]
+
+
+def stopped(root: StatePath, plan: Plan) -> list[dict[str, Any]]:
+    """Return the entries of logs that the plan stops before: ``source``, ``document``, ``reason``, ``since`` (ISO 8601)
+    and ``attempt``, the number of attempts made."""
+    if not any(LogPositions(State(root, plan), node.name).stopped() for node in logs_read(plan.nodes)):
+        return []
+    return [
+        {
+            "source": row["source"],
+            "document": row["document"],
+            "reason": reason_of(row["message"]).removeprefix(STOPS),
+            "since": row["created"],
+            "attempt": row["attempt"],
+        }
+        for row in _query(root, plan, lambda view: view.stopped(EVERYTHING))
+    ]
 
 
 def reasons(
@@ -230,13 +260,17 @@ def has_not_read(root: StatePath, plan: Plan) -> bool:
 
 
 def activity(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``status --json`` shows beside the counts: ``running`` and ``pending_reasons``, see there.
+    """Return what ``status --json`` shows beside the counts: ``running``, ``pending_reasons``, ``stopped``.
 
     Args:
         counts: the result of ``status``.
     """
     is_pending = any(numbers["pending"] for numbers in counts["destinations"].values())
-    return {"running": running(root), "pending_reasons": pending_reasons(root, plan) if is_pending else []}
+    return {
+        "running": running(root),
+        "pending_reasons": pending_reasons(root, plan) if is_pending else [],
+        "stopped": retry_read(root, lambda: stopped(root, plan)),
+    }
 
 
 def running(root: StatePath) -> dict[str, Any] | None:

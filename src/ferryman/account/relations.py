@@ -28,6 +28,7 @@ from ferryman.records.rows import (
     OUTBOX_PARTITION,
     PENDING,
     RANGE,
+    STOPPED,
     Status,
     common_form_sql,
     display_status,
@@ -35,7 +36,7 @@ from ferryman.records.rows import (
     reason_sql,
 )
 from ferryman.state.activity import describe_trouble, find_activity
-from ferryman.state.logs import RANGES, LogPositions
+from ferryman.state.logs import RANGES, LogPositions, number_of_text
 from ferryman.state.state import SETTLED, WAVE, State, missed_entries
 from ferryman.storage import parquet
 from ferryman.storage.query import quote, quote_list, register
@@ -183,6 +184,23 @@ class View:
                 WHERE starts_with(version, '{RANGE}') GROUP BY delivery_hash
             ) WHERE status IN {quote_list(PENDING)}
         """)
+
+    def stopped(self, wanted: Filter) -> list[dict[str, Any]]:
+        """Return the entries of logs that the plan stops before, with the ledger's columns and ``partition``; their
+        status is ``stopped``. See ``state.logs.StoppedEntry``."""
+        found = []
+        for source, log in self._logs.items():
+            for partition, entry in log.stopped().items() if wanted.source in (None, source) else ():
+                rows = self.rows(f"""
+                    SELECT {", ".join(_ALL)} FROM ledger WHERE wave = {entry.wave} AND destination = ''
+                        AND source = {quote(source)} AND status = '{Status.ERROR}'
+                """)
+                found += [
+                    {**row, "status": STOPPED, "partition": partition}
+                    for row in rows
+                    if number_of_text(row["document"]) == entry.entry and wanted.includes_stopped(row["document"])
+                ]
+        return sorted(found, key=lambda row: (-row["wave"], row["source"], row["document"]))
 
     def unread(self, sources: Collection[str]) -> dict[str, tuple[int, str]]:
         """Return unread entries of these sources, see ``account.unread``."""
@@ -485,6 +503,12 @@ class Filter(NamedTuple):
     family: str | None = None
     operation: str | None = None
 
+    def includes_stopped(self, document: str) -> bool:
+        """Return whether an entry that a plan stops before passes, apart from its source."""
+        other = self.destination is not None or (self.statuses and STOPPED not in self.statuses)
+        names = {name for name in (self.document, self.family) if name is not None}
+        return not other and names <= {document}
+
     @staticmethod
     def from_options(options: FilterOptions) -> Filter:
         """Translate the filters of a user.
@@ -513,7 +537,10 @@ class Filter(NamedTuple):
         return where, parameters
 
 
-def named_statuses(status: str | None) -> tuple[frozenset[Status], str | None]:
+EVERYTHING: Final = Filter()
+
+
+def named_statuses(status: str | None) -> tuple[frozenset[str], str | None]:
     """Return the stored statuses that a status means (empty: any), and the operation where it matters.
 
     Raises:

@@ -110,7 +110,8 @@ def deliveries(
 ) -> None:
     """List deliveries, newest first.
 
-    One line for each delivery of a current document, with its latest event. Starts no Spark.
+    One line for each delivery of a current document, with its latest event. Starts no Spark. Before them, as stopped,
+    messages before which the plan has stopped: they have no deliveries yet.
 
     A document with all that was made of it is a family; so are the rows of a file. With --family the last line says
     whether all of it has ended: complete, ended with so many failed or rejected, or incomplete, with how many are
@@ -268,6 +269,7 @@ _MOST_OLDER = 5
 
 def _print_family_status(root: StatePath, family: str, loaded: Plan, plan: str, state: str | None) -> None:
     """Print whether all deliveries of a family have ended, and the commands that list those that have not."""
+    from ferryman import account
     from ferryman.account import families
 
     for status in families.family_statuses(root, family, loaded):
@@ -277,6 +279,10 @@ def _print_family_status(root: StatePath, family: str, loaded: Plan, plan: str, 
             if getattr(status, word):
                 listing = next_command("deliveries", plan, "--family", family, "--status", word, state=state)
                 print_line(f"Which are {word.replace('_', ' ')}: {listing}")
+    for each in account.stopped(root, loaded):
+        if each["document"] == family:
+            print_line(f"{family} of source {each['source']} has stopped the plan: what is behind it waits.")
+            print_ways_on(plan, state)
     if older := families.older_deliveries(root, family, loaded):
         shown = ", ".join(f"{each.document} at {each.destination}" for each in older[:_MOST_OLDER])
         more = f" and {len(older) - _MOST_OLDER} more" if len(older) > _MOST_OLDER else ""
@@ -677,12 +683,22 @@ def _print_report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str,
         print_unread(plan, root)
         again = next_command("run" if found["running"] is None else "retry", spec, state=state)
         print_line(f"To try what is pending now: {again}")
+    if found["stopped"]:
+        print_ways_on(spec, state)
     for name in NEEDS_OPERATOR:
         if any(numbers[name] for numbers in found["destinations"].values()):
             print_line(f"Which are {name}, and why: {next_command('deliveries', spec, '--status', name, state=state)}")
     if ran and account.has_not_read(root, plan):
         listing = next_command("deliveries", spec, "--by", "unread", state=state)
         print_line(f"Of some that are delivered not everything was read: {listing}")
+
+
+def print_ways_on(spec: str, state: str | None) -> None:
+    """Print the commands for a plan that has stopped before a message."""
+    print_line(f"Once what failed is fixed, the next run tries it again: {next_command('run', spec, state=state)}")
+    print_line(
+        f"To count it as failed if it fails again, and go on: {next_command('queue', 'skip', spec, state=state)}"
+    )
 
 
 def empty_status(plan: Plan) -> dict[str, Any]:
@@ -704,6 +720,7 @@ def empty_status(plan: Plan) -> dict[str, Any]:
         "balanced": True,
         "running": None,
         "pending_reasons": [],
+        "stopped": [],
     }
 
 
@@ -752,6 +769,15 @@ def _print_pending(reasons: list[dict[str, Any]], is_active: bool) -> None:
     print_line()
 
 
+def _print_stopped(stopped: list[dict[str, Any]]) -> None:
+    """Print the messages that the plan has stopped before."""
+    columns = ("log", "stops before", "attempt", "since", "reason")
+    print_table(
+        columns, [(s["source"], s["document"], s["attempt"], format_time(s["since"]), s["reason"]) for s in stopped]
+    )
+    print_line()
+
+
 def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool, spec: str, state: str | None) -> None:
     waves_text = "1 wave" if found["waves"] == 1 else f"{format_count(found['waves'])} waves"
     print_line(f"plan {found['plan']}, version {found['version']}: {waves_text}")
@@ -778,6 +804,9 @@ def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool,
     if found["pending_reasons"]:
         print_line("Pending, and why:")
         _print_pending(found["pending_reasons"], running is not None)
+    if found["stopped"]:
+        print_line("The plan has stopped before a message that failed; those behind it wait:")
+        _print_stopped(found["stopped"])
     if waves:
         print_line("The last waves:")
         columns = list(waves[0])

@@ -30,7 +30,8 @@ def retry(
 ) -> None:
     """Make failed documents due again.
 
-    Resets the attempts of pending, failed and rejected deliveries: they are due now, and the next run sends them.
+    Resets the attempts of pending, failed and rejected deliveries: they are due now, and the next run sends them. So it
+    does for a message before which the plan has stopped.
     Starts no Spark. Without a filter: all of them. What was delivered is left alone unless --force asks for it.
     --dirty is for documents that have changed where no fingerprint shows it: they are read, and sent if they differ.
     While a run holds the state, the request is queued, and that run applies it.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferryman.cli.options import Json, Verbose, seconds
-from ferryman.cli.terminal import format_time, print_json, print_json_array, print_line, print_table
+from ferryman.cli.options import Json, PlanSpec, SourceFilter, StateDir, Verbose, seconds
+from ferryman.cli.terminal import format_time, next_command, print_json, print_json_array, print_line, print_table
 from ferryman.errors import UsageError
 from ferryman.observe import plural
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="queue",
-    help="Durable queues: list, show, append, read, rewind, trim, forget, delete.",
+    help="Durable queues: list, show, append, read, rewind, skip, trim, forget, delete.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -167,6 +167,42 @@ def rewind(
         print_json({"queue": name, "reader": reader, "position": tailer.position})
     else:
         print_line(f"{reader}: message {tailer.position} comes next")
+
+
+@app.command()
+def skip(
+    plan: PlanSpec,
+    document: Annotated[
+        str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this message.")
+    ] = None,
+    source: SourceFilter = None,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")] = "",
+    state: StateDir = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Let a plan pass the message that it stops before.
+
+    The next run tries the message once more. If it fails again, it counts as failed or rejected, and the plan goes on
+    behind it; `ferryman retry PLAN` may repeat it later. `ferryman status PLAN` says where a plan has stopped. While a
+    run holds the state, the command is queued, and that run applies it.
+    """
+    from ferryman.operations import skip
+    from ferryman.plan.load import load_plan, plan_file
+    from ferryman.state.state import state_root
+
+    loaded = load_plan(plan)
+    root = state_root(loaded, state, plan_file(plan))
+    done = skip(loaded, state=root.parent, document=document, source=source, why=why)
+    again = next_command("run", plan, state=state)
+    if json:
+        print_json({"plan": loaded.name, "skipped": done.count, "queued": done.queued})
+    elif done.queued:
+        print_line(f"Queued: the current run, or the next one, will apply it: {again}")
+    elif not done.count:
+        print_line("The plan has not stopped before a message that matches: nothing was changed.")
+    else:
+        print_line(f"{plural(done.count, 'message', 'messages')} will not stop the plan. Next: {again}")
 
 
 @app.command()

@@ -435,7 +435,8 @@ def print_summary(
     if summary.failed or summary.rejected:
         again = terminal.next_command("retry", plan, state=state)
         terminal.print_line(f"{_describe_automatic_retries(loaded)}to retry all: {again}")
-    if summary.exit == EXIT_INCOMPLETE and not summary.pending:
+    stopped = summary.exit == EXIT_INCOMPLETE and _print_stopped(root, loaded, plan, state)
+    if summary.exit == EXIT_INCOMPLETE and not summary.pending and not stopped:
         terminal.print_line(
             "Exit code 4 although nothing is pending: not all that a source has could be listed. There may be more "
             "documents, and none of that source is deleted until a listing is complete. The messages above name the "
@@ -443,6 +444,22 @@ def print_summary(
         )
     if summary.pending:
         terminal.print_line(f"The next run sends what is pending: {terminal.next_command('run', plan, state=state)}")
+
+
+def _print_stopped(root: StatePath, loaded: Plan, plan: str, state: str | None) -> bool:
+    """Print before which messages the plan has stopped, and the commands for it; return whether there are any."""
+    from ferryman import account
+    from ferryman.cli.account import print_ways_on
+
+    stopped = account.stopped(root, loaded)
+    for entry in stopped:
+        terminal.print_line(
+            f"The plan has stopped before {entry['document']} of {entry['source']}, and what is behind it waits: "
+            f"{entry['reason']}"
+        )
+    if stopped:
+        print_ways_on(plan, state)
+    return bool(stopped)
 
 
 def _describe_automatic_retries(plan: Plan) -> str:

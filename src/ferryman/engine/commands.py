@@ -43,7 +43,8 @@ from ferryman.records.rows import (
     hasher,
     table_of,
 )
-from ferryman.state.commands import Command, DocumentsEffect, ExtraRecord, OutboxEffect
+from ferryman.state.commands import SKIP, Command, DocumentsEffect, ExtraRecord, OutboxEffect
+from ferryman.state.logs import LogPositions
 from ferryman.state.outbox import OutboxWriter, row_groups
 from ferryman.state.state import State
 from ferryman.storage import files
@@ -63,6 +64,7 @@ def apply(state: State, command: Command) -> int:
     if command.extra:
         _commit_deletes(state, command)
         concerned = len(command.extra)
+    concerned += _retry_stopped(state, command)
     for share in range(shares):
         chosen = _select_deliveries(state, command, (share, shares))
         if chosen:
@@ -96,6 +98,35 @@ def _commit_share(state: State, command: Command, chosen: list[dict[str, Any]]) 
     commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
     settle(state, number, in_process)
     state.retire(state.outbox, [path for path, _ in replaced])
+
+
+_RETRIES: Final = ("retry", "retry --force", SKIP)
+"""Verbs that have an effect on entries which a plan stops before."""
+
+
+def _retry_stopped(state: State, command: Command) -> int:
+    """Commit and settle one wave after which the entries that the plan stops before are tried again, with attempts
+    from zero; return their number."""
+    logs = {node.name: LogPositions(state, node.name) for node in logs_read(state.plan.nodes)}
+    if command.verb not in _RETRIES or not any(stored.stopped() for stored in logs.values()):
+        return 0
+    wanted = Filter(command.statuses or frozenset(), command.destination, command.source, command.document)
+    with open_view(state.root, state.plan) as view:
+        found = view.stopped(wanted)
+    rows = [row for row in found if command.documents is None or row["origin"] in command.documents]
+    if not rows:
+        return 0
+    number = state.wave + 1
+    positions: dict[str, int] = {}
+    for row in rows:
+        positions |= logs[row["source"]].retry_transactions(row["partition"], passed=command.verb == SKIP)
+    again = [{name: row[name] for name in (*EVENT_OF_ROW, "destination")} for row in rows]
+    again = [{**row, "status": Status.RESTART.value, "message": command.message, "attempt": 0} for row in again]
+    event_file = write_part(state.ledger.folder, events(again, wave=number, ordinal=ORDINAL_COMMAND), epoch=state.epoch)
+    crash.point("command.staged")
+    commit_wave(state, number, ledger=[event_file], positions=positions)
+    settle(state, number, in_process)
+    return len(rows)
 
 
 def _commit_deletes(state: State, command: Command) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from ferryman import limits
+from ferryman import crash, limits
 from ferryman.engine.at_most_once import OnceRanges, OnceWave, end_once_wave
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart, Listing, Staged, WantedIds, outage_of
@@ -20,10 +20,19 @@ from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
 from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.records.keys import lane_number, lanes, place_id, place_of
-from ferryman.records.rows import now_us, wait_s
+from ferryman.records.rows import ORDINAL_STEPS, STOPS, Status, events, now_us, wait_s
 from ferryman.sources.log import Log, Piece, Positions
-from ferryman.state.logs import LogHead, LogPositions, held_rows, next_places, reader_name
+from ferryman.state.logs import (
+    NOTHING_STOPS,
+    LogHead,
+    LogPositions,
+    held_rows,
+    next_places,
+    number_of_text,
+    reader_name,
+)
 from ferryman.state.state import State
+from ferryman.storage.parquet import write_part
 from ferryman.storage.query import connect, quote_list
 
 RunSplits = Callable[[Sequence[LogSplit]], list[Staged]]
@@ -76,6 +85,10 @@ class Logs:
 
     def __bool__(self) -> bool:
         return bool(self._sources)
+
+    def forget_attempts(self) -> None:
+        """Read the attempts of blocked entries again at the next ``refresh``, since an operator may have reset them."""
+        self._counted_heads.clear()
 
     def refresh(self) -> bool:
         """Read the current end of each log; entries added later wait for the next call. False: a log was
@@ -139,7 +152,29 @@ class Logs:
                 read[split.source] = read.get(split.source, 0) + result.entries
         self._update_blocked(reached, blocked)
         positions = self._position_transactions(reached, read) | self._attempt_transactions(blocked)
-        return LogResults(kept, positions, discarded)
+        stops, failures = self._record_stops(blocked, reached)
+        return LogResults([*kept, *failures], positions | stops, discarded)
+
+    def follow_moves(self) -> dict[str, int]:
+        """Return the application transactions for readers that an operator has moved away from an entry that the plan
+        stops before, where no wave has followed the move: nothing may be left to read."""
+        transactions: dict[str, int] = {}
+        for name, snapshot in self._snapshots.items():
+            stored = LogPositions(self._state, name)
+            if not snapshot.moved or stored.has_followed_move(snapshot.moved) or not (stops := stored.stopped()):
+                continue
+            self._to_note.add(name)
+            transactions |= stored.transactions(
+                snapshot.identities,
+                snapshot.partitions(self._logs[name]),
+                snapshot.positions,
+                stored.entries_read,
+                snapshot.replay,
+                snapshot.moved,
+            )
+            for partition in stops:
+                transactions |= stored.stop_transactions(partition, NOTHING_STOPS)
+        return transactions
 
     def intake_of(self, splits: Sequence[LogSplit]) -> tuple[list[EntryRange], dict[str, int]]:
         """Return what an at-most-once wave commits before its tasks run: the ranges of entries, and the application
@@ -154,7 +189,8 @@ class Logs:
         """Select the results that an at-most-once wave commits; its tasks have run at most once."""
         ended = self._once_ranges.results_of(intake, splits, staged)
         self._update_blocked(ended.reached, ended.blocked)
-        return LogResults(ended.kept, ended.transactions, ended.discarded)
+        stops, _ = self._record_stops({}, ended.reached)  # of the time before the plan was one of at-most-once
+        return LogResults(ended.kept, ended.transactions | stops, ended.discarded)
 
     def after_commit(self) -> None:
         """Pass the committed positions to the logs, which may then remove what was read."""
@@ -293,6 +329,8 @@ class Logs:
         ready = {p for p in snapshot.positions if self._partition_wait_s((name, p), None) == 0.0}
         held_back = self._held_exports.get(name)
         held: dict[str, frozenset[int]] = {}
+        stopped = LogPositions(self._state, name).stopped()
+        passed = {p: (s.place, s.entry) for p, s in stopped.items() if s.passed and s.replay == snapshot.replay}
         if held_back is not None and len(held_back):
             retries = list(held_back.splits(log, ready, now_us()))
             ready -= {split.piece.partition for split in retries}  # later entries wait for the results of the retries
@@ -311,7 +349,14 @@ class Logs:
                 head = self._counted_heads.get((name, piece.partition))
                 same = head is not None and head.replay == snapshot.replay
                 waiting = held.get(piece.partition, frozenset())
-                yield LogSplit(name, piece, 1 + snapshot.replay, head if same else None, held=waiting)
+                yield LogSplit(
+                    name,
+                    piece,
+                    1 + snapshot.replay,
+                    head if same else None,
+                    held=waiting,
+                    passed=passed.get(piece.partition),
+                )
         except Misconfigured as e:
             why = message_of(e)
             self._blocked |= {(name, p): Blocked(at, f"place {at}", why, True, (name,)) for p, at in start.items()}
@@ -339,7 +384,7 @@ class Logs:
     def _attempt_transactions(self, blocked: dict[_PartitionKey, Blocked]) -> dict[str, int]:
         """Return application transactions that record the attempts spent on blocked entries, for later runs.
 
-        An entry that stops the plan is not recorded: each run tries it once more.
+        Those of an entry that stops the plan are not recorded: each run tries it once more.
         """
         transactions: dict[str, int] = {}
         for (name, partition), entry in blocked.items():
@@ -348,6 +393,44 @@ class Logs:
                 self._counted_heads[name, partition] = head
                 transactions |= LogPositions(self._state, name).head_transactions(partition, head)
         return transactions
+
+    def _record_stops(
+        self, blocked: dict[_PartitionKey, Blocked], reached: Mapping[str, Mapping[str, int]]
+    ) -> tuple[dict[str, int], list[Staged]]:
+        """Record the entries that the plan stops before, and forget those that it no longer stops before.
+
+        Returns:
+            Application transactions, and staged events of failures that are not recorded yet.
+        """
+        wave, transactions, rows = self._state.wave + 1, dict[str, int](), list[dict[str, Any]]()
+        moved = {(source, partition) for source, positions in reached.items() for partition in positions}
+        for name, partition in moved | blocked.keys():
+            stored, entry = LogPositions(self._state, name), blocked.get((name, partition))
+            known = stored.stopped().get(partition, NOTHING_STOPS)
+            if entry is not None and entry.stops_plan:
+                replay = self._snapshots[name].replay
+                stop = known._replace(
+                    place=entry.place,
+                    entry=number_of_text(entry.id),
+                    reason=number_of_text(entry.why),
+                    replay=replay,
+                )
+                if stop == known:
+                    continue
+                stop = stop._replace(wave=wave, passed=0)
+                rows.append(_stop_event(name, entry, 1 + replay))
+            elif (name, partition) in moved or (entry is not None and _waits_itself(entry) and not known.passed):
+                stop = NOTHING_STOPS
+            else:
+                continue
+            if stop != known:
+                transactions |= stored.stop_transactions(partition, stop)
+        if not rows:
+            return transactions, []
+        table = events(rows, wave=wave, ordinal=ORDINAL_STEPS)
+        part = write_part(self._state.ledger.folder, table, epoch=self._state.epoch)
+        crash.point("stop.staged")
+        return transactions, [NOTHING_STAGED._replace(ledger=[part])]
 
     def _position_transactions(self, reached: dict[str, dict[str, int]], read: dict[str, int]) -> dict[str, int]:
         """Advance the positions to what a wave reached, and return the application transactions that record it.
@@ -397,6 +480,29 @@ class Logs:
                 log.forget(reader)
         except Exception as e:  # the next wave tells it again, and until then the log removes nothing
             self._report(f"source {name}: its position could not be noted: {message_of(e)}")
+
+
+def _waits_itself(entry: Blocked) -> bool:
+    """Return whether an entry waits for its next attempt, rather than for a node."""
+    return not entry.stop and not entry.held
+
+
+def _stop_event(source: str, entry: Blocked, revision: int) -> dict[str, Any]:
+    """Return the event, as columns, that a plan stops before this entry; it is about none of its deliveries."""
+    return {
+        "source": source,
+        "document": entry.id,
+        "parent": None,
+        "origin": entry.id,
+        "version": entry.version,
+        "revision": revision,
+        "operation": "upsert",
+        "destination": "",
+        "delivery_hash": "",
+        "status": Status.ERROR.value,
+        "message": STOPS + entry.why,
+        "attempt": entry.attempt,
+    }
 
 
 _MIN_TASK_ENTRIES = 256

@@ -247,6 +247,13 @@ class Blocked(NamedTuple):
     attempt: int = 0
     transient: int = 0
     since: int | None = None
+    version: str | None = None
+    """Version of an entry that failed in a step or router; None: it was not tried, or the log could not be read."""
+
+    @property
+    def stops_plan(self) -> bool:
+        """Return whether the entry itself stops the plan, rather than an error of reading its log."""
+        return self.stop and self.version is not None
 
     def head(self, replay: int) -> LogHead:
         """Return the attempts so far, as stored for the entry's next attempt.

@@ -211,6 +211,9 @@ class Run:
             self._run_wave(batch)
             idle = 0 if self._state.wave > before else idle + 1
             self._take_commands()
+        if positions := self._logs.follow_moves():
+            self._run_delivery_wave(positions)
+            self._logs.after_commit()
         return complete
 
     def _run_waves(self, changes: ChangeSet, min_waves: int) -> bool | None:
@@ -307,6 +310,7 @@ class Run:
         for command in queued_commands(self._state):
             count = commands.apply(self._state, command)
             self._pending.unlisted.forget()
+            self._logs.forget_attempts()
             if command.definition.outbox is OutboxEffect.DUE:
                 self._breakers.call_again(None if command.destination is None else {command.destination})
             self._add_message(f"applied `{command.verb}` by {command.who}: {count} deliveries")
@@ -346,10 +350,14 @@ class Run:
                 progress += self._run_delivery_wave()
             idle = 0 if progress or self._nodes.lacked_capability else idle + 1
 
-    def _run_delivery_wave(self) -> int:
-        """Run a wave without new documents, for rows that are due; returns the number of rows sent."""
+    def _run_delivery_wave(self, positions: Mapping[str, int] = NO_POSITIONS) -> int:
+        """Run a wave without new documents, for rows that are due; returns the number of rows sent.
+
+        Args:
+            positions: new positions of logs.
+        """
         number = self._state.wave + 1
-        self._commit(number, [])
+        self._commit(number, [], positions)
         return self._deliver_and_settle(number)
 
     # -- the end ---------------------------------------------------------------------------------

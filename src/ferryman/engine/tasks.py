@@ -283,6 +283,9 @@ class LogSplit(NamedTuple):
     held_back: tuple[HeldEntry, ...] = ()
     """Exports that failed in a step, or waited for one that did. If there are any, only these are processed, and
     positions do not move."""
+    passed: tuple[int, int] | None = None
+    """Place and number of the entry that counts as failed if it fails, in place of stopping the plan; see
+    ``StoppedEntry.passed``."""
 
     @property
     def rows(self) -> int:

@@ -567,15 +567,25 @@ DISPLAY_STATUSES: Final[dict[str, tuple[frozenset[Status], str | None]]] = {
 """Status shown to users -> the stored statuses, and the operation if it matters."""
 
 
+STOPPED: Final = "stopped"
+"""Status shown to users for an entry of a log that a plan stops before. It has no delivery yet, so that no count of
+deliveries includes it. Its events in the ledger are ERROR, about the document."""
+
+STOPS: Final = "the plan stops before it: "
+"""Beginning of the message of such an event."""
+
+
 def display_status(status: str, operation: str) -> str:
-    """Return the status shown to users for a delivery of this status: a key of ``DISPLAY_STATUSES``."""
+    """Return the status shown to users for a delivery of this status: a key of ``DISPLAY_STATUSES``, or ``STOPPED``."""
+    if status == STOPPED:
+        return STOPPED
     for word, (statuses, only) in DISPLAY_STATUSES.items():
         if status in statuses and only in (None, operation):
             return word
     return "pending"
 
 
-def parse_status(text: str) -> tuple[frozenset[Status], str | None]:
+def parse_status(text: str) -> tuple[frozenset[str], str | None]:
     """Return the stored statuses, and the operation if it matters, for a displayed or stored name in any letter case.
 
     Raises:
@@ -584,9 +594,12 @@ def parse_status(text: str) -> tuple[frozenset[Status], str | None]:
     word = text.strip().lower().replace("-", "_")
     if word in DISPLAY_STATUSES:
         return DISPLAY_STATUSES[word]
+    if word == STOPPED:
+        return frozenset({STOPPED}), None
     if word.upper() in set(Status):
         return frozenset({Status(word.upper())}), None
-    raise ValueError(f"choose one of {', '.join(DISPLAY_STATUSES)}; or of the stored names {', '.join(Status)}")
+    words = ", ".join([*DISPLAY_STATUSES, STOPPED])
+    raise ValueError(f"choose one of {words}; or of the stored names {', '.join(Status)}")
 
 
 _STEPS = frozenset({_S.BATCHED, _S.ERROR, _S.DROPPED, _S.DEAD, _S.ERROR_DOC})

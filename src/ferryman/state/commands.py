@@ -68,6 +68,9 @@ _STORED: Final = frozenset(Status) - {Status.BATCHED}
 
 _IN_DOUBT: Final = frozenset({Status.INDEXING})
 
+SKIP: Final = "queue skip"
+"""Verb that has a plan pass the entry of a log that it stops before: it is tried again, and fails alone."""
+
 REPAIR: Final = "verify --repair"
 """Verb that makes deliveries again which arrived and are not there any more."""
 
@@ -80,6 +83,7 @@ VERBS: Final = {
     ),
     "retry --force": Verb(_STORED, Status.FORCE, OutboxEffect.UNTOUCHED, DocumentsEffect.FORCED, whole_documents=True),
     REPAIR: Verb(frozenset({Status.INDEXED}), Status.RESTART, OutboxEffect.UNTOUCHED, DocumentsEffect.MISSING),
+    SKIP: Verb(frozenset(), Status.RESTART, OutboxEffect.UNTOUCHED, DocumentsEffect.UNTOUCHED),
     "verify --delete-extra": Verb(frozenset(), Status.RESTART, OutboxEffect.UNTOUCHED, DocumentsEffect.UNTOUCHED),
     "dirty": Verb(_STORED, Status.DIRTY, OutboxEffect.UNTOUCHED, DocumentsEffect.UNVERIFIED, whole_documents=True),
     "resolve --as delivered": Verb(

@@ -51,6 +51,26 @@ class LogHead(NamedTuple):
     """Replay number of the log, see ``LogPositions.replay``: when read again, the entry is another revision."""
 
 
+class StoppedEntry(NamedTuple):
+    """Entry that a plan stops before, since it failed permanently. It is recorded by the wave that ended before it, and
+    removed by the wave that gets past it."""
+
+    place: int
+    entry: int
+    """Number made of its id, see ``number_of_text``."""
+    wave: int
+    """Wave whose events include the failure, about the entry's document; 0: nothing stops the plan."""
+    reason: int
+    """Number made of the failure's text: the same failure is not recorded again. 0: the next one is recorded."""
+    passed: int = 0
+    """1: an operator has the plan pass the entry, which then counts as failed."""
+    replay: int = 0
+    """Replay number of the log, see ``LogPositions.replay``."""
+
+
+NOTHING_STOPS: Final = StoppedEntry(0, 0, 0, 0)
+
+
 class LogPositions:
     """Positions of one source of a state."""
 
@@ -170,6 +190,34 @@ class LogPositions:
         """Return the transactions that a commit stores for a waiting entry."""
         prefix = self._head_prefix(partition)
         return {f"{prefix}{field}": number for field, number in head._asdict().items()}
+
+    def stopped(self) -> dict[str, StoppedEntry]:
+        """Return partition -> the entry that the plan stops before."""
+        self._outbox.transaction(self.entries_read_id)  # reads the log, if nobody has
+        prefix, last = f"{self._key('stop')}/", "/wave"
+        names = [key for key, wave in self._outbox.log.transactions.items() if key.startswith(prefix) and wave]
+        partitions = [key.removeprefix(prefix).removesuffix(last) for key in names if key.endswith(last)]
+        return {partition: found for partition in partitions if (found := self._stop(partition)).wave}
+
+    def stop_transactions(self, partition: str, entry: StoppedEntry) -> dict[str, int]:
+        """Return the transactions that a commit stores for an entry that the plan stops before; ``NOTHING_STOPS``: for
+        none."""
+        return {f"{self._key('stop')}/{partition}/{field}": number for field, number in entry._asdict().items()}
+
+    def _stop(self, partition: str) -> StoppedEntry:
+        prefix = f"{self._key('stop')}/{partition}/"
+        return StoppedEntry(*(self._outbox.transaction(f"{prefix}{field}") for field in StoppedEntry._fields))
+
+    def retry_transactions(self, partition: str, *, passed: bool) -> dict[str, int]:
+        """Return the transactions with which the plan tries the entry that it stops before again, with attempts from
+        zero.
+
+        Args:
+            passed: pass the entry if it fails again.
+        """
+        attempt = {f"{self._head_prefix(partition)}attempt": 0}
+        entry = self._stop(partition)._replace(reason=0, passed=int(passed))
+        return {**attempt, **self.stop_transactions(partition, entry)}
 
     def all_transactions(self) -> dict[str, int]:
         """Return all transactions of the source, for a state that continues from this one."""

@@ -20,6 +20,7 @@ from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.engine import logs
 from ferryman.errors import PermanentError, TransientError, Unavailable
+from ferryman.operations import skip
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
@@ -46,6 +47,7 @@ class History(NamedTuple):
         ends: (wave, phase) at which the first runs end, as if killed.
         away: calls of the output queue, by number, in which it is away.
         upfront: so many messages are there before the first run; the others come before the last.
+        skips: a person lets the plan go on behind what stops it, in place of mending the step.
     """
 
     fates: list[Fate]
@@ -55,6 +57,7 @@ class History(NamedTuple):
     ends: list[tuple[int, str]]
     away: frozenset[int]
     upfront: int
+    skips: bool
 
 
 histories = st.builds(
@@ -66,6 +69,7 @@ histories = st.builds(
     st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["transform", "commit", "deliver", "settle"])), max_size=2),
     st.frozensets(st.integers(1, 6), max_size=2),
     st.integers(0, 14),
+    st.booleans(),
 )
 
 
@@ -148,12 +152,27 @@ def check(folder: Path, told: History, summary: Any) -> None:
     assert said == {"positions": {"in": reached + 1}, "read": reached, "lag": len(fates) - reached}
     failed = told.mode != "errors" and (broken or refused)
     assert summary.exit == (4 if stops else 3 if failed else 0), summary
+    stopped = account.stopped(state_root(plan, folder / "state"), plan)
+    assert [stop["document"] for stop in stopped] == ([f"in/{reached + 1}"] if stops else [])
     if stops:
+        check_goes_on(folder, told, plan, stops)
+
+
+def check_goes_on(folder: Path, told: History, plan: Plan, stops: list[int]) -> None:
+    """Once the step is mended, or a person has said so of each message that stops the plan."""
+    if not told.skips:
         (folder / MENDED).touch()
-        run_plan(plan, folder / "state", observer=Watch(1000), wave_bytes=1, wait=1e6, **Sleeper().options())
-        mended = [n for n, fate in enumerate(fates) if fate not in (DROPPED, REFUSED)]
-        found = numbers(folder, "out")
-        assert found == mended if told.ordered else sorted(found) == mended
+    for number in stops if told.skips else stops[:1]:
+        if told.skips:
+            assert skip(plan, state=folder / "state", document=f"in/{number + 1}").count == 1
+        options: dict[str, Any] = {"wave_bytes": 1, "wait": 1e6, **Sleeper().options()}
+        summary = run_plan(plan, folder / "state", observer=Watch(1000), **options)
+    never = (DROPPED, REFUSED, BROKEN) if told.skips else (DROPPED, REFUSED)
+    expected = [n for n, fate in enumerate(told.fates) if fate not in never]
+    found = numbers(folder, "out")
+    assert found == expected if told.ordered else sorted(found) == expected
+    assert account.stopped(state_root(plan, folder / "state"), plan) == []
+    assert summary.exit == (3 if told.skips or REFUSED in told.fates else 0), summary
 
 
 def numbers(folder: Path, queue: str) -> list[int]:

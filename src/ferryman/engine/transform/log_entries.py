@@ -126,7 +126,8 @@ class LogEntries:
             return False
         owed = [o for failure in failures for o in failure.owed]
         still = [o for o in owed if o.open]
-        waits, ended = bool(still) and self._log.ordered, len(still) < len(owed) and self._stops
+        stops = self._stops and self._split.passed != (block.places[i], number_of_text(block.ids[i]))
+        waits, ended = bool(still) and self._log.ordered, len(still) < len(owed) and stops
         if not (waits or ended):
             return False
         fault: NodeError = new_failures[0].fault
@@ -142,6 +143,7 @@ class LogEntries:
                 attempt=tried.attempt,
                 transient=tried.transient,
                 since=tried.since,
+                version=block.versions[i],
             )
         )
         return True
