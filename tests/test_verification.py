@@ -440,6 +440,30 @@ def test_a_repair_that_failed_leaves_the_document_missing(place: Path) -> None:
     assert found(look(world)) == [("missing", "x")]
     resolve(world.plan, "dropped", state=world.state, document="x")
     assert found(look(world)) == [("missing", "x")]
+    (place / "fail").unlink()
+    assert look(world, repair=True).repaired == 1
+    assert world.run().exit == 0
+    assert look(world).exit == 0
+
+
+def test_what_an_older_version_delivered_is_repaired(place: Path) -> None:
+    """Under a hash of the new version, of which the ledger has nothing before the repair."""
+
+    def build_version(world: PlanWorld, version: int = 1) -> Plan:
+        plan = Plan("versions", version=version)
+        plan.source("docs", Listed(world.documents, max_deleted=1.0)).destination("rows", sql(place), backoff=0)
+        return plan
+
+    world = PlanWorld(place, build_version)
+    world.put("x", "y")
+    assert world.run().exit == 0
+    newer = world.make_plan(2)
+    assert world.run(newer, from_version=1).exit == 0
+    world.plan = newer
+    in_database(place, "DELETE FROM documents WHERE id = 'x'")
+    assert found(look(world, repair=True)) == [("missing", "x")]
+    assert world.run().delivered == 1
+    assert look(world).exit == 0
 
 
 class Lost(Sql):

@@ -12,7 +12,7 @@ from ferryman.records.rows import MEANING, MOVES, TERMINAL, Status, check_move
 
 GRID = """
               FORCE RESTART DIRTY PROCESSING ERROR BATCHED INDEXING INDEXED DROPPED DEAD ERROR_DOC
-nothing         .      .      .       x        .      .       .        .       .     .       .
+nothing         .      x      .       x        .      .       .        .       .     .       .
 FORCE           x      .      .       x        .      .       .        .       x     .       .
 RESTART         x      x      .       .        x      x       x        x       x     x       x
 DIRTY           .      .      x       x        .      .       .        .       .     .       .
@@ -20,8 +20,8 @@ PROCESSING      .      .      .       .        x      x       .        x       x
 ERROR           x      x      .       .        x      x       x        x       x     x       x
 BATCHED         .      .      .       .        x      .       x        x       x     x       x
 INDEXING        x      x      .       .        x      .       x        x       x     x       x
-INDEXED         x      .      x       .        .      .       .        .       .     .       .
-DROPPED         x      .      x       .        .      .       .        .       .     .       .
+INDEXED         x      x      x       .        .      .       .        .       .     .       .
+DROPPED         x      x      x       .        .      .       .        .       .     .       .
 DEAD            x      x      .       .        .      .       .        .       x     .       .
 ERROR_DOC       x      x      .       .        .      .       .        .       x     .       .
 """
@@ -79,9 +79,8 @@ def test_an_end_is_left_only_by_a_person_a_change_or_a_newer_version(status: Sta
 
 @pytest.mark.rule("retry.indexed")
 def test_what_was_delivered_is_never_delivered_again_by_itself() -> None:
-    """From INDEXED only by way of a person's FORCE or a change, which are new revisions."""
-    assert Status.INDEXED not in MOVES[Status.INDEXED]
-    assert Status.RESTART not in MOVES[Status.INDEXED]
+    """From INDEXED only by way of a person's FORCE or a change, which are new revisions, or of a person's repair."""
+    assert MOVES[Status.INDEXED] == {Status.FORCE, Status.DIRTY, Status.RESTART}
 
 
 @pytest.mark.parametrize("status", Status)
