@@ -8,19 +8,25 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ferryman import Document
 from ferryman.destinations import Directory, JsonLines, Memory, Queue, Sql, Webhook
-from ferryman.errors import UsageError
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
+from ferryman.destinations.stored import Stored, is_same_value
+from ferryman.errors import PermanentError, Unavailable, UsageError
+from ferryman.operations import resolve
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
+from ferryman.routers import Duplicate
+from ferryman.sources import Memory as Listed
 from ferryman.state.targets import load_verified
 from ferryman.verification import Verification, verify
 from tests.support.plan_world import PlanWorld, place
@@ -42,8 +48,6 @@ def with_pages(doc: Document) -> Iterator[Document]:
 def build(world: PlanWorld, **destinations: Any) -> Plan:
     """Build a plan from a list of documents, with a family of three of each, to these destinations."""
     plan = Plan("checked", version=1)
-    from ferryman.sources import Memory as Listed
-
     pages = plan.source("docs", Listed(world.documents, max_deleted=1.0)).step("pages", with_pages)
     *tees, (last, final) = destinations.items()
     for name, destination in tees:
@@ -393,3 +397,256 @@ def test_a_verification_may_be_killed(place: Path, point: str) -> None:
     assert killed.returncode == -signal.SIGKILL, killed
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["0", "42"], done.stderr
+
+
+def test_numbers_in_columns_of_every_precision() -> None:
+    """A column prints a number with its own precision; numpy and SQLite are the oracles. Anything else is a change."""
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE kinds (text TEXT, real REAL, whole INTEGER, number NUMERIC, free)")
+    numbers = [
+        1,
+        0,
+        -7,
+        2**53 + 1,
+        2**63 - 1,
+        2.5,
+        0.1 + 0.2,
+        -0.0,
+        1e22,
+        1e300,
+        1.2345678901234567e-300,
+        1 / 3,
+        True,
+        False,
+    ]
+    for number in (*numbers, True, False):
+        connection.execute("DELETE FROM kinds")
+        connection.execute("INSERT INTO kinds VALUES (?, ?, ?, ?, ?)", [number] * 5)
+        [row] = connection.execute("SELECT * FROM kinds").fetchall()
+        assert all(map(is_same_value, row, [number] * 5, [True, False, False, False, False])), (number, row)
+    connection.close()
+    for number in (3.14159274, 1 / 3, 16777217, 1e-20, 123456.789, 2.5, 0.1 + 0.2):
+        assert is_same_value(str(np.float32(number)), number, is_text=False), number
+    others = [("8", 7), (2**53 + 2, 2**53 + 1), ("0.3000000000000001", 0.1 + 0.2), ("0.333", 1 / 3), ("x", 1)]
+    others += [("3.14159", 3.14159274), ("sNaN", 1), ("Infinity", 1e300), ("1e999999999", 1.0)]
+    for stored, written in others:
+        assert not is_same_value(stored, written, is_text=False), (stored, written)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "title = CAST(x'ff' AS TEXT)",
+        "text = x'00ff'",
+        "route = '[1, 2]'",
+        "fields = '5'",
+        "fields = 7",
+        "fields = x'ff'",
+        "source = x'ff'",
+        "version = x'ff'",
+        "delivery_hash = x'ff'",
+        "sequence = 'abc'",
+        "rank = 'sNaN'",
+    ],
+)
+def test_a_row_that_is_nothing_of_ours_any_more_hides_no_other(place: Path, change: str) -> None:
+    """Text that is no UTF-8, bytes, numbers, and JSON of another shape are changes like any other."""
+    world = world_with(place, rows=sql(place))
+    in_database(place, f"UPDATE documents SET {change} WHERE id = ?", IDS[3])
+    in_database(place, "DELETE FROM documents WHERE id = ?", IDS[5])
+    assert found(look(world, repair=True)) == [("changed", IDS[3]), ("missing", IDS[5])]
+    assert world.run(checked=False).exit in (0, 3)
+    assert set(found(look(world))) <= {("changed", IDS[3])}
+
+
+def to_one_table(world: PlanWorld, names: str, **kinds: type[Sql]) -> Plan:
+    """Build a plan that sends a copy of each document to several nodes, which write to one table."""
+    plan = Plan("copies", version=1)
+    copies = plan.source("docs", Listed(world.documents, max_deleted=1.0)).route("copy", Duplicate())
+    for name in names:
+        kind = kinds.get(name, Sql)
+        copies.destination(name, kind(f"sqlite:///{world.folder}/out.db"), backoff=0)
+    return plan
+
+
+def test_one_of_several_copies_is_there(place: Path) -> None:
+    """Whichever of those of a wave came last."""
+    world = PlanWorld(place, partial(to_one_table, names="abc"))
+    world.put(*IDS)
+    assert world.run().exit == 0
+    assert look(world).exit == 0
+
+
+class Away(Sql):
+    """Cannot be reached while there is a file ``down`` beside the database."""
+
+    def check(self) -> None:
+        if Path(self.url.removeprefix("sqlite:///")).with_name("down").exists():
+            raise Unavailable("down")
+        super().check()
+
+
+def test_what_came_too_late_is_not_expected(place: Path) -> None:
+    """After an outage of one of two nodes its older copies are stale, and those of the other stay."""
+    world = PlanWorld(place, partial(to_one_table, names="ab", a=Away))
+    world.put("x")
+    assert world.run().exit == 0
+    (place / "down").touch()
+    for text in ("two", "three"):
+        world.put("x", text=text)
+        world.run(wait=0)
+    (place / "down").unlink()
+    assert world.run().exit == 0
+    assert found(look(world)) == []
+    in_database(place, "UPDATE documents SET delivery_hash = 'f' WHERE id = 'x'")
+    assert found(look(world)) == [("changed", "x")]
+
+
+def test_a_repair_that_failed_leaves_the_document_missing(place: Path) -> None:
+    """It is in flight until its step has failed; also if an operator gives it up."""
+
+    def step(doc: Document) -> Document:
+        if (place / "fail").exists():
+            raise PermanentError("no")
+        return doc
+
+    world = PlanWorld(place)
+    world.plan = Plan("line", version=1)
+    documents = world.plan.source("docs", Listed(world.documents, max_deleted=1.0)).step("step", step)
+    documents.destination("rows", sql(place), backoff=0)
+    world.put("x", "y")
+    assert world.run().exit == 0
+    in_database(place, "DELETE FROM documents WHERE id = 'x'")
+    assert look(world, repair=True).repaired == 1
+    assert found(look(world)) == []
+    (place / "fail").touch()
+    assert world.run().exit == 3
+    assert found(look(world)) == [("missing", "x")]
+    resolve(world.plan, "dropped", state=world.state, document="x")
+    assert found(look(world)) == [("missing", "x")]
+    (place / "fail").unlink()
+    assert look(world, repair=True).repaired == 1
+    assert world.run().exit == 0
+    assert look(world).exit == 0
+
+
+def test_what_an_older_version_delivered_is_repaired(place: Path) -> None:
+    """Under a hash of the new version, of which the ledger has nothing before the repair."""
+
+    def build_version(world: PlanWorld, version: int = 1) -> Plan:
+        plan = Plan("versions", version=version)
+        plan.source("docs", Listed(world.documents, max_deleted=1.0)).destination("rows", sql(place), backoff=0)
+        return plan
+
+    world = PlanWorld(place, build_version)
+    world.put("x", "y")
+    assert world.run().exit == 0
+    newer = world.make_plan(2)
+    assert world.run(newer, from_version=1).exit == 0
+    world.plan = newer
+    in_database(place, "DELETE FROM documents WHERE id = 'x'")
+    assert found(look(world, repair=True)) == [("missing", "x")]
+    assert world.run().delivered == 1
+    assert look(world).exit == 0
+
+
+class Lost(Sql):
+    """Loses the connection after the work while there is a file ``die`` beside the database."""
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        outcomes = super().write(chunk)
+        if Path(self.url.removeprefix("sqlite:///")).with_name("die").exists():
+            raise ConnectionError("lost after the work")
+        return outcomes
+
+
+def test_what_is_in_doubt_is_not_compared(place: Path) -> None:
+    """Nobody knows whether the old or the new delivery is there, until an operator says it."""
+    world = PlanWorld(place)
+    world.plan = Plan("doubt", version=1)
+    documents = world.plan.source("docs", Listed(world.documents, max_deleted=1.0))
+    documents.destination("rows", Lost(f"sqlite:///{place}/out.db"), guarantee=Guarantee.AT_MOST_ONCE, backoff=0)
+    world.put("x", "y", "z")
+    assert world.run().exit == 0
+    (place / "die").touch()
+    world.put("x", text="two")
+    world.drop("y")
+    assert world.run(wait=0).exit == 3
+    verification = look(world)
+    assert (found(verification), verification.targets[0].counts.in_flight) == ([], 2)  # type: ignore[union-attr]
+    resolve(world.plan, "failed", state=world.state)
+    assert found(look(world)) == [("changed", "x"), ("missing", "y")]
+
+
+def test_a_log_gets_no_delete_for_what_another_state_wrote(place: Path) -> None:
+    """A delete would be one more line, and remove nothing: that is said."""
+    world = world_with(place, lines=JsonLines(place / "lines"))
+    other = PlanWorld(place, partial(build, lines=JsonLines(place / "lines")))
+    other.state = place / "another state"
+    other.put("only there")
+    assert other.run().exit == 0
+    verification = look(world, delete_extra=True)
+    assert (verification.repaired, len(verification.unrepairable)) == (0, 3)
+
+
+def test_a_line_that_is_lost_twice_is_found_twice(place: Path) -> None:
+    """A repair of a log sends the delivery under its hash; it has to be there from then on."""
+    world = world_with(place, lines=JsonLines(place / "lines"))
+    lose_line(place)
+    assert look(world, repair=True).exit == 3
+    assert world.run().delivered == 1
+    assert look(world).exit == 0
+    max((place / "lines").glob("*.jsonl")).unlink()
+    assert found(look(world)) == [("missing", IDS[0])]
+
+
+def test_an_archive_gets_its_content_back(place: Path) -> None:
+    """A file named after its content that has another one is written again."""
+    world = PlanWorld(place)
+    world.plan = Plan("archive", version=1)
+    world.plan.source("docs", Listed(world.documents)).destination("kept", Directory(place / "kept", by="content"))
+    world.put("x", "same")
+    world.put("y", text="other")
+    assert world.run().exit == 0
+    for path in (place / "kept" / "sha256").rglob("*"):
+        if path.is_file():
+            path.write_text("oops!")
+    assert len(found(look(world, repair=True))) == 3
+    assert world.run().exit == 0
+    assert look(world).exit == 0
+
+
+class Odd(Destination):
+    """Answers what its inventory yields, or raises."""
+
+    effect = Effect.IDEMPOTENT
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        return [Outcome.ok()] * len(chunk)
+
+    def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ValueError("boom"), sqlite3.OperationalError("locked"), KeyError("x"), PermissionError(13, "denied", "x"),
+        None, [("x", "h")], [Stored(None, "h")], [Stored(5, "h")], [Stored("x", None)], [Stored("x", 7)],  # type: ignore[arg-type]
+        [Stored("x", "h", "yes")], [Stored("x", "h", route=None)], [Stored("x", "h\ud800")],  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_an_inventory_that_fails_hides_no_other_target(place: Path, answer: Any) -> None:
+    """Of a user's destination, whatever it raises or yields: it is named, with what it said."""
+    world = world_with(place, odd=Odd(answer), rows=sql(place))
+    in_database(place, "DELETE FROM documents WHERE id = ?", IDS[5])
+    verification = look(world)
+    odd, _ = verification.targets
+    assert odd.is_away
+    assert odd.why
+    assert found(verification) == [("missing", IDS[5])]

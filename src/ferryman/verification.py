@@ -36,6 +36,9 @@ from ferryman.storage.files import StatePath, exists, explain_errors_of_state
 _BY_ID: Final = 50_000
 """Differences up to which the second look asks for their documents only."""
 
+_REVISIONS: Final = 100
+"""Revisions for which the hash of an unknown record is computed: those of a keyed node's exports go into millions."""
+
 _IDS: Final = 10_000
 """Ids that a destination is asked for at once."""
 
@@ -267,7 +270,9 @@ class TargetLook:
         try:
             for some in (None,) if ids is None else slices(ids, _IDS):
                 yield from self._destination.inventory(self._context, some)
-        except OSError as e:  # else it would be taken for an error of the state
+        except (DeliveryError, NotImplementedError, MemoryError):
+            raise
+        except Exception as e:  # else it would be taken for an error of the state, or hide the other targets
             raise Unavailable(f"{target_of(self._nodes[0])}: {message_of(e)}") from e
 
     def _written_by_plan(self, records: Iterable[dict[str, Any]], highest_revision: int) -> dict[str, ExtraRecord]:
@@ -281,12 +286,12 @@ class TargetLook:
 
     def _recognize(self, record: dict[str, Any], highest_revision: int) -> ExtraRecord | None:
         id, source, version, route = (record[name] for name in ("id", "source", "version", "route"))
-        operations: tuple[Operation, ...] = ("upsert", "delete")
+        operations: tuple[Operation, ...] = ("upsert",) if self._destination.keyed_by_id else ("upsert", "delete")
         for plan_version, name, operation in product(
             {self._plan.version, self._sender.version}, self._names, operations
         ):
             hash_of = hasher(self._plan.name, plan_version, source, name, route, operation)
-            for revision in range(1, highest_revision + 2):
+            for revision in range(1, min(highest_revision + 1, _REVISIONS) + 1):
                 if hash_of(id, version, revision) == record["hash"]:
                     return ExtraRecord(id, name, source, version, revision, route)
         return None
@@ -340,7 +345,12 @@ def _repair(root: StatePath, plan: Plan, verification: Verification, why: str) -
 
 
 def _delete_extra(root: StatePath, plan: Plan, verification: Verification, why: str, *, allow_deletes: bool) -> None:
-    for result in verification.targets:
+    kept = [result for result in verification.targets if not _destination(plan, result).keyed_by_id]
+    reason = "nothing is removed there by a delete: remove the record yourself"
+    extra = (each for result in kept for each in result.differences if each.kind == "extra")
+    verification.unrepairable += [(each, reason) for each in extra]
+    targets = [result for result in verification.targets if result not in kept]
+    for result in targets:
         if result.extra and result.counts is not None and not allow_deletes:
             counts = result.counts
             if counts.extra > limits.MAX_DELETED * (counts.expected + counts.extra):
@@ -348,7 +358,7 @@ def _delete_extra(root: StatePath, plan: Plan, verification: Verification, why: 
                     f"{result.target}: {counts.extra} of what it holds would be deleted, more than half of it. Nothing "
                     "was deleted. Look at what they are; --allow-deletes does it."
                 )
-    for result in verification.targets:
+    for result in targets:
         above = _highest_sequence(_destination(plan, result)) if result.extra else 0
         for start in range(0, len(result.extra), limits.COMMAND_DELIVERIES):
             some = tuple(result.extra[start : start + limits.COMMAND_DELIVERIES])
@@ -363,8 +373,9 @@ def _destination(plan: Plan, result: Verified) -> Destination:
 
 
 def _highest_sequence(destination: Destination) -> int:
-    """Return the highest sequence that a destination has; 0: none, or there is no target."""
+    """Return the highest sequence that a destination has; 0: none, or there is no target, or somebody made it text."""
     try:
-        return destination.highest_sequence() or 0
+        highest = destination.highest_sequence()
     except (DeliveryError, UsageError):
         return 0
+    return highest if isinstance(highest, int) else 0

@@ -13,7 +13,7 @@ from ferryman.state.commands import REPAIR, VERBS
 
 GRID = """
               FORCE RESTART DIRTY PROCESSING ERROR BATCHED INDEXING INDEXED DROPPED DEAD ERROR_DOC
-nothing         .      .      .       x        .      .       .        .       .     .       .
+nothing         .      x      .       x        .      .       .        .       .     .       .
 FORCE           x      .      .       x        .      .       .        .       x     .       .
 RESTART         x      x      .       .        x      x       x        x       x     x       x
 DIRTY           .      .      x       x        .      .       .        .       .     .       .
@@ -22,7 +22,7 @@ ERROR           x      x      .       .        x      x       x        x       x
 BATCHED         .      .      .       .        x      .       x        x       x     x       x
 INDEXING        x      x      .       .        x      .       x        x       x     x       x
 INDEXED         x      x      x       .        .      .       .        .       .     .       .
-DROPPED         x      .      x       .        .      .       .        .       .     .       .
+DROPPED         x      x      x       .        .      .       .        .       .     .       .
 DEAD            x      x      .       .        .      .       .        .       x     .       .
 ERROR_DOC       x      x      .       .        .      .       .        .       x     .       .
 """

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from ferryman.account.relations import View
 from ferryman.destinations.stored import Stored
-from ferryman.records.rows import ORDINAL_STEPS, RANGE, Status
+from ferryman.errors import Misconfigured, message_of
+from ferryman.records.rows import ORDINAL_STEPS, RANGE, STALE, Status
 from ferryman.state.commands import REPAIR
 from ferryman.storage.query import quote_list
 
@@ -34,7 +35,7 @@ _ORDER: Final = "wave * 4 + ordinal"
 
 _LAST_OF_EACH_ID: Final = """
     SELECT document, any_value(source) AS source, any_value(destination) AS destination,
-        min(hash) FILTER (is_upsert) AS hash, max(hash) FILTER (is_upsert) AS other_hash,
+        any_value(hash) FILTER (is_upsert) AS hash, list(hash) FILTER (is_upsert) AS hashes,
         bool_and(is_upsert) AND NOT bool_or(changes) AS must_be_there,
         bool_or(is_upsert) AS may_be_there, bool_or(changes) AS in_flight
     FROM (
@@ -45,11 +46,17 @@ _LAST_OF_EACH_ID: Final = """
 """
 """SQL for one row per id: its last delivery, or several of the same wave, whose order is unknown."""
 
+_SUPERSEDED: Final = """
+    SELECT late.hash, late.happened FROM arrived late JOIN arrived early USING (document)
+    WHERE late.was_stale AND NOT early.was_stale AND early.happened < late.happened
+        AND (early.source, early.destination, early.route) <> (late.source, late.destination, late.route)
+"""
+"""SQL for what came too late: by another way a later delivery of the id had arrived, which stays."""
+
 _EACH: Final = """
     SELECT any_value(document) AS document, any_value(source) AS source, any_value(destination) AS destination,
-        hash, hash AS other_hash, NOT bool_or(coalesce(asked > arrived.happened, false)) AS must_be_there,
-        true AS may_be_there,
-        bool_or(coalesce(asked > arrived.happened AND asked > latest.happened, false)) AS in_flight
+        hash, [hash] AS hashes, bool_or(coalesce(asked <= arrived.happened, true)) AS must_be_there,
+        true AS may_be_there, bool_and(coalesce(asked > latest.happened, false)) AS in_flight
     FROM arrived JOIN latest USING (document) LEFT JOIN again USING (document) GROUP BY hash
 """
 """SQL for one row per delivery."""
@@ -79,7 +86,7 @@ class ComparisonCounts(NamedTuple):
 
     Attributes:
         expected: deliveries that must be there.
-        in_flight: deliveries that are being sent, or sent again, and were not compared.
+        in_flight: deliveries that are being sent, or sent again, or are in doubt, and were not compared.
         unknown: deliveries whose content could not be compared, because the destination keeps no hash of it.
         others: records that this plan did not write.
     """
@@ -118,16 +125,30 @@ class Comparison:
         asked = f"({restarted} OR status = '{Status.FORCE}')" if self._keyed else restarted
         if not self._keyed:  # of a log, only a repair replaces a delivery by another one
             asked += f" AND starts_with(message, '{REPAIR}')"
+        failed = f"status IN ('{Status.DEAD}', '{Status.ERROR_DOC}', '{Status.DROPPED}')"
         sent = f"status = '{Status.INDEXED}' AND ordinal <> {ORDINAL_STEPS}"  # not: "unchanged", which was not sent
-        columns = f"document, source, destination, delivery_hash AS hash, wave, {_ORDER} AS happened"
+        columns = f"document, source, destination, route, delivery_hash AS hash, wave, {_ORDER} AS happened"
         for name, query in {
             "arrived": f"""
-                SELECT {columns}, operation = 'upsert' AS is_upsert FROM ledger
-                WHERE {at} AND {sent} AND NOT starts_with(version, '{RANGE}')
+                SELECT {columns}, operation = 'upsert' AS is_upsert, coalesce(message, '') = '{STALE}' AS was_stale
+                FROM ledger WHERE {at} AND {sent} AND NOT starts_with(version, '{RANGE}')
             """,
-            "latest": "SELECT document, max(happened) AS happened FROM arrived GROUP BY document",
-            "again": f"SELECT document, max({_ORDER}) AS asked FROM ledger WHERE {at} AND {asked} GROUP BY document",
-            "sending": f"SELECT DISTINCT document FROM waiting WHERE {at} AND due IS NOT NULL",
+            "superseded": _SUPERSEDED,
+            "latest": """
+                SELECT document, max(happened) AS happened FROM arrived ANTI JOIN superseded USING (hash, happened)
+                GROUP BY document
+            """,
+            "again": f"""
+                SELECT document, max({_ORDER}) FILTER ({asked}) AS asked FROM ledger
+                WHERE {at} AND ({asked} OR {failed}) GROUP BY document
+                HAVING max({_ORDER}) FILTER ({asked}) > coalesce(max({_ORDER}) FILTER ({failed}), 0)
+            """,
+            "sending": f"""
+                SELECT DISTINCT document FROM waiting WHERE {at} AND (due IS NOT NULL OR delivery_hash IN (
+                    SELECT delivery_hash FROM ledger SEMI JOIN waiting USING (delivery_hash) GROUP BY delivery_hash
+                    HAVING arg_max(status, {_ORDER}) = '{Status.INDEXING}'
+                ))
+            """,
             "expected": _LAST_OF_EACH_ID if self._keyed else _EACH,
         }.items():
             self._view.keep(name, query)
@@ -151,8 +172,15 @@ class Comparison:
         return [row["document"] for row in self._view.iter_rows("SELECT DISTINCT document FROM expected")]
 
     def load(self, inventory: Iterable[Stored]) -> None:
-        """Read the destination's inventory."""
-        self._view.load("stored", STORED, _batches(inventory))
+        """Read the destination's inventory.
+
+        Raises:
+            Misconfigured: it yields something else than ``Stored``.
+        """
+        try:
+            self._view.load("stored", STORED, _batches(inventory))
+        except (TypeError, ValueError, AttributeError) as e:
+            raise Misconfigured(f"its inventory yields what is not Stored: {message_of(e)}") from e
 
     def restrict(self, ids: Collection[str]) -> None:
         """Compare only documents with these ids from now on."""
@@ -176,10 +204,10 @@ class Comparison:
             FROM {joined} WHERE s.id IS NULL AND e.must_be_there
             UNION ALL
             SELECT 'changed', e.destination, e.document, e.source, e.hash,
-                CASE WHEN s.hash NOT IN (e.hash, e.other_hash) THEN 'another delivery is there'
+                CASE WHEN NOT list_contains(e.hashes, s.hash) THEN 'another delivery is there'
                 ELSE 'its content was changed' END
             FROM {joined}
-            WHERE e.must_be_there AND (s.hash NOT IN (e.hash, e.other_hash) OR s.intact = false)
+            WHERE e.must_be_there AND (NOT list_contains(e.hashes, s.hash) OR s.intact = false)
             UNION ALL
             SELECT 'extra', coalesce(e.destination, p.destination), s.id, s.source, s.hash,
                 CASE WHEN e.document IS NULL THEN 'the ledger does not have it' ELSE 'it was deleted' END
@@ -242,7 +270,10 @@ def _batches(inventory: Iterable[Stored]) -> Iterator[pa.RecordBatch]:
     while some := list(islice(records, _BATCH)):
         ids, hashes, intact, sources, versions, routes = zip(*some, strict=True)
         columns = [map(_text, ids), hashes, intact, map(_text, sources), versions, map("/".join, routes)]
-        yield pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, STORED, strict=True)], schema=STORED)
+        batch = pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, STORED, strict=True)], schema=STORED)
+        if batch["id"].null_count or batch["hash"].null_count:
+            raise TypeError("an id or a hash is None")
+        yield batch
 
 
 def _text(text: str) -> str:

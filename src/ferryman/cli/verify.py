@@ -121,7 +121,7 @@ def _print_target(target: Verified, *, verbose: bool) -> None:
         share = 100 * (1 - 0.01 ** (1 / counts.expected))
         print_line(f"  A sample: with 99 % certainty fewer than {share:.2g} % of them are missing or changed.")
     if counts.in_flight:
-        print_line(f"  {format_count(counts.in_flight)} more are being sent, and were not compared.")
+        print_line(f"  {format_count(counts.in_flight)} more are being sent or in doubt, and were not compared.")
     if counts.unknown:
         print_line(f"  The content of {format_count(counts.unknown)} could not be compared, only their hashes.")
     if counts.others:

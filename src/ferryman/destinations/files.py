@@ -403,6 +403,13 @@ class FileBody(NamedTuple):
     content: str = ""
 
 
+def _has_content(path: str, data: bytes) -> bool:
+    """Return whether a file is there and has this content."""
+    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError), open(path, "rb") as file:
+        return os.fstat(file.fileno()).st_size == len(data) and file.read() == data
+    return False
+
+
 class IndexedFolder:
     """A directory and its index, inside a transaction that holds the index's write lock."""
 
@@ -449,7 +456,7 @@ class IndexedFolder:
         for id, body in bodies.items():
             if body.data is None:
                 continue
-            if body.content and os.path.exists(os_path(self._folder, body.content)):
+            if body.content and _has_content(os_path(self._folder, body.content), body.data):
                 touched.add(Path(os_path(self._folder, body.content)).parent)  # a killed writer may not have synced it
                 continue
             temporary = self._new / uuid.uuid4().hex

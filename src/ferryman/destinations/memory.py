@@ -72,8 +72,9 @@ class Memory(Destination):
         return self.__dict__ | {"_folder": self._folder or _own_folder(), "_spool": None}
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
+        wanted = None if ids is None else set(ids)
         for each in self.of(context.destination):
-            if ids is None or each.id in ids:
+            if wanted is None or each.id in wanted:
                 yield Stored(each.id, each.hash, True, each.source, each.version, each.route)
 
     def open(self, context: DestinationContext) -> None:

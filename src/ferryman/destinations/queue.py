@@ -115,12 +115,12 @@ class Queue(Destination):
         Raises:
             Misconfigured: the queue is damaged, or cannot be read.
         """
-        queue = self._open_queue()
+        queue, wanted = self._open_queue(), None if ids is None else set(ids)
         with self._translated_errors():
             for rows in queue.read_rows(queue.first_index, queue.last_index + 1):
                 for digest, text in zip(rows["hash"].to_pylist(), rows["meta"].to_pylist(), strict=True):
                     meta = json.loads(text) if text else {}  # an id may have half a character
-                    if digest and WRITER in meta and (ids is None or meta["id"] in ids):
+                    if digest and WRITER in meta and (wanted is None or meta["id"] in wanted):
                         yield Stored(meta["id"], digest, True)
 
     def forgets(self, context: DestinationContext) -> bool:

@@ -87,7 +87,7 @@ def is_same_value(stored: Any, written: Any, is_text: bool) -> bool:
         return stored is None and written is None
     text = str(stored)
     if isinstance(written, bool):
-        return text.lower() in (("1", "t", "true") if written else ("0", "f", "false"))
+        return text.lower() in (("1", "1.0", "t", "true") if written else ("0", "0.0", "f", "false"))
     if isinstance(written, list | dict):
         return canonical_json(text.encode()) == canonical_json(_encode(written))
     if isinstance(written, int | float):
@@ -98,16 +98,36 @@ def is_same_value(stored: Any, written: Any, is_text: bool) -> bool:
 
 
 def _is_same_number(text: str, written: float) -> bool:
+    """Return whether a number is printed by this text, perhaps with the precision of a column: that of a 64-bit or a
+    32-bit float, or 15 digits, as SQLite makes floats text."""
     try:
-        number = Decimal(text)
-    except InvalidOperation:
+        number, exact = Decimal(text), Decimal(repr(written))
+        if number == exact or not number.is_finite():
+            return number == exact
+        if isinstance(written, int) and text.lstrip("+-").isdecimal():
+            return False
+        digits = len(number.as_tuple().digits)
+        return (
+            float(number) == float(written)
+            or number == Decimal(f"{written:.15g}")
+            or (digits <= _SINGLE_DIGITS and _single(float(number)) == _single(float(written)))
+        )
+    except (InvalidOperation, OverflowError):
         return False
-    return number == Decimal(repr(written)) or float(number) == written or number == Decimal(repr(_single(written)))
+
+
+_SINGLE_DIGITS: Final = 9
+"""Digits that a 32-bit float is printed with, at most."""
 
 
 def _single(number: float) -> float:
-    """Return a number with the precision of a 32-bit float, in its shortest form."""
-    return float(f"{struct.unpack('f', struct.pack('f', number))[0]:.6g}") if abs(number) < 3e38 else number
+    """Return a number with the precision of a 32-bit float.
+
+    Raises:
+        OverflowError: it is too large for one.
+    """
+    single: float = struct.unpack("f", struct.pack("f", number))[0]
+    return single
 
 
 def _may_be_same(text: str, written: str) -> bool:
@@ -118,7 +138,8 @@ def _may_be_same(text: str, written: str) -> bool:
         with suppress(ValueError, InvalidOperation):
             expected = parse(written)
             with suppress(ValueError, InvalidOperation):
-                return bool(parse(text) == expected)
+                found = parse(text)
+                return bool(found == expected) or (parse is Decimal and float(text) == float(written))
             return False
     return True
 

@@ -609,7 +609,7 @@ _SENT = frozenset({_S.INDEXING, _S.INDEXED, _S.ERROR, _S.DEAD, _S.ERROR_DOC})
 _OPERATOR = frozenset({_S.RESTART, _S.FORCE})
 
 MOVES: Final[dict[Status | None, frozenset[Status]]] = {
-    None: frozenset({_S.PROCESSING}),
+    None: frozenset({_S.PROCESSING, _S.RESTART}),  # RESTART: a repair of what an older plan version delivered
     _S.PROCESSING: _STEPS | {_S.INDEXED},
     _S.BATCHED: _SENT | {_S.DROPPED},
     _S.INDEXING: _SENT | _OPERATOR | {_S.DROPPED},
@@ -618,7 +618,7 @@ MOVES: Final[dict[Status | None, frozenset[Status]]] = {
     _S.FORCE: frozenset({_S.PROCESSING, _S.FORCE, _S.DROPPED}),
     _S.DIRTY: frozenset({_S.PROCESSING, _S.DIRTY}),
     _S.INDEXED: frozenset({_S.FORCE, _S.RESTART, _S.DIRTY}),
-    _S.DROPPED: frozenset({_S.FORCE, _S.DIRTY}),
+    _S.DROPPED: frozenset({_S.FORCE, _S.RESTART, _S.DIRTY}),
     _S.DEAD: _OPERATOR | {_S.DROPPED},
     _S.ERROR_DOC: _OPERATOR | {_S.DROPPED},
 }

@@ -205,14 +205,16 @@ class Layout:
         operation = row[len(STANDARD)] if self.appends else "upsert"
         id, _, _, source, version, _, delivery_hash, route = names
         try:
-            branches = tuple(_decode_json(route))
+            branches = tuple(map(_as_text, _decode_json(route)))
             if not self._keeps_text:
                 names[-1] = _json(branches).decode()
             intact = None if written_hash is None else self._is_intact(names, operation, text, fields, written_hash)
             if intact and self._extra:
                 intact = self._has_same_columns(fields, row[len(self.names) - len(self._extra) :], types)
-        except (ValueError, TypeError):  # somebody made it something that is no JSON
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):  # not what we wrote
             branches, intact = (), False
+        if not intact:
+            id, delivery_hash, source, version = map(_as_text, (id, delivery_hash, source, version))
         return Stored(id, delivery_hash, intact, source, version, branches)
 
     def _is_intact(self, names: list[Any], operation: str, text: str | None, fields: str | None, written: str) -> bool:
@@ -266,3 +268,8 @@ class Layout:
     def _column_ddl(self, name: str, connection: sa.Connection) -> str:
         """Return the definition of a column for ALTER TABLE."""
         return f"{name} {self.documents.columns[name].type.compile(connection.dialect)}".rstrip()
+
+
+def _as_text(value: Any) -> str:
+    """Return a value that somebody may have made something else than text as text."""
+    return value if isinstance(value, str) else str(value)

@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -335,6 +336,8 @@ class SQLite(Dialect):
             names = ", ".join(quoted(name) if name in there else "NULL" for name in layout.names)
             query = f"SELECT {names} FROM {quoted(layout.table)}"
             keep_text = [types[name.lower()] in ("", "TEXT") for name in layout.field_columns]
+            database: Any = connection.connection.driver_connection
+            database.text_factory = partial(str, encoding="utf-8", errors="replace")
             cursor = connection.connection.cursor()
             for some in ((),) if ids is None else slices(ids, IDS_PER_STATEMENT):
                 where = f" WHERE id IN ({', '.join('?' * len(some))})" if some else ""
