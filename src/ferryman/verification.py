@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Final
@@ -213,7 +214,7 @@ class TargetLook:
     def verify(self, sample: int | None, since: int) -> Verified:
         """Compare, and confirm what differs by a second look."""
         partly = sample is not None or since > 0
-        identity = self._destination.identity()  # before the look: one that is recreated meanwhile is not verified
+        identity = self._identity()  # before the look: one that is recreated meanwhile is not verified
         seed = int.from_bytes(os.urandom(4))
         with open_view(self._root, self._plan) as view:
             comparison = Comparison(view, self._names, keyed=self._destination.keyed_by_id)
@@ -266,13 +267,24 @@ class TargetLook:
         of_plan = {digest: record.destination for digest, record in self.unknown.items()}
         comparison.differ(of_plan, extra=extra)
 
+    def _identity(self) -> str | None:
+        with self._foreign_errors():
+            return self._destination.identity()
+
     def _inventory(self, ids: list[str] | None) -> Iterator[Stored]:
-        try:
+        with self._foreign_errors():
             for some in (None,) if ids is None else slices(ids, _IDS):
                 yield from self._destination.inventory(self._context, some)
+
+    @contextmanager
+    def _foreign_errors(self) -> Iterator[None]:
+        """Convert errors of the destination's code, which would be taken for errors of the state, or hide the other
+        targets."""
+        try:
+            yield
         except (DeliveryError, NotImplementedError, MemoryError):
             raise
-        except Exception as e:  # else it would be taken for an error of the state, or hide the other targets
+        except Exception as e:
             raise Unavailable(f"{target_of(self._nodes[0])}: {message_of(e)}") from e
 
     def _written_by_plan(self, records: Iterable[dict[str, Any]], highest_revision: int) -> dict[str, ExtraRecord]:
@@ -315,7 +327,7 @@ def _record(root: StatePath, results: Sequence[Verified]) -> None:
             kept = verified.setdefault(name, VerifiedDestination())
             if each.differing:
                 kept.failed = this
-            elif not each.sampled:
+            elif not each.sampled and not each.counts.in_flight:
                 kept.clean, kept.target = this, each.identity
     save_verified(root, verified)
 
