@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from ferryman import Document
+from ferryman.cli.account import print_targets
 from ferryman.destinations import Directory, JsonLines, Memory, Queue, Sql, Webhook
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
 from ferryman.destinations.stored import Stored, is_same_value
@@ -349,7 +350,7 @@ def remove_queue(folder: Path) -> None:
     ],
 )
 def test_a_target_that_is_gone_or_recreated_is_noticed(
-    place: Path, remove: Callable[[Path], None], lost: list[str]
+    place: Path, capsys: pytest.CaptureFixture[str], remove: Callable[[Path], None], lost: list[str]
 ) -> None:
     """Each run says so and ends with 3, also one that finds nothing to do, until a verification finds all of it."""
     world = world_with(
@@ -363,6 +364,7 @@ def test_a_target_that_is_gone_or_recreated_is_noticed(
     assert [text.split(":")[0] for text in gone.messages] == [f"destination {name}" for name in lost]
     assert all("is not there any more" in text for text in gone.messages)
     world.put("one more")
+    assert said_by_status(world, capsys).count("is not there any more") == len(lost)
     recreated = world.run(checked=False)
     assert (recreated.exit, recreated.delivered) == (3, 12)
     assert all("was recreated" in text for text in recreated.messages)
@@ -373,6 +375,14 @@ def test_a_target_that_is_gone_or_recreated_is_noticed(
     assert (repaired.exit, repaired.delivered) == (3, 120 * len(lost)), "it was not compared yet"
     assert look(world).exit == 0
     assert world.run().exit == 0
+    said = said_by_status(world, capsys)
+    assert "The target of" not in said
+    assert said.count("was verified up to wave") == 4
+
+
+def said_by_status(world: PlanWorld, capsys: pytest.CaptureFixture[str]) -> str:
+    print_targets(world.plan, world.root, "plan.py", None)
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

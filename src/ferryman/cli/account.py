@@ -688,6 +688,8 @@ def _print_report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str,
     for name in NEEDS_OPERATOR:
         if any(numbers[name] for numbers in found["destinations"].values()):
             print_line(f"Which are {name}, and why: {next_command('deliveries', spec, '--status', name, state=state)}")
+    if ran:
+        print_targets(plan, root, spec, state)
     if ran and account.has_not_read(root, plan):
         listing = next_command("deliveries", spec, "--by", "unread", state=state)
         print_line(f"Of some that are delivered not everything was read: {listing}")
@@ -699,6 +701,27 @@ def print_ways_on(spec: str, state: str | None) -> None:
     print_line(
         f"To count it as failed if it fails again, and go on: {next_command('queue', 'skip', spec, state=state)}"
     )
+
+
+def print_targets(plan: Plan, root: StatePath, spec: str, state: str | None) -> None:
+    """Print which targets are not those that were delivered to, and which were verified."""
+    from ferryman.errors import StateDamaged
+    from ferryman.state.targets import load_targets, load_verified
+
+    try:
+        targets, verified = load_targets(root), load_verified(root)
+    except StateDamaged as e:
+        print_note(e)
+        return
+    names = {node.name for node in plan.nodes}
+    for name in sorted(names & targets.keys()):
+        if (found := targets[name].found) is not None:
+            what = "was recreated, or another one has taken its place" if found else "is not there any more"
+            repair = next_command("verify", spec, "--repair", state=state)
+            print_line(f"The target of {name} {what} (found {format_time(targets[name].since)} UTC). Next: {repair}")
+    for name in sorted(names & verified.keys()):
+        if (clean := verified[name].clean) is not None:
+            print_line(f"{name} was verified up to wave {clean.wave} ({format_time(clean.at)} UTC): all was there.")
 
 
 def empty_status(plan: Plan) -> dict[str, Any]:
