@@ -332,7 +332,6 @@ def drop_table(folder: Path) -> None:
 
 
 def remove_folders(folder: Path) -> None:
-    shutil.rmtree(folder / "lines")
     shutil.rmtree(folder / "files")
 
 
@@ -345,7 +344,7 @@ def remove_queue(folder: Path) -> None:
     [
         (remove_rows, ["rows"]),
         (drop_table, ["rows"]),
-        (remove_folders, ["files", "lines"]),
+        (remove_folders, ["files"]),
         (remove_queue, ["messages"]),
     ],
 )

@@ -211,6 +211,7 @@ def test_status_before_the_first_run_is_all_zero(ferryman: Ferryman, plan_file: 
         "balanced": True,
         "running": None,
         "pending_reasons": [],
+        "stopped": [],
     }
     assert sorted(p.name for p in plan_file.parent.iterdir()) == ["plan.py"]
 

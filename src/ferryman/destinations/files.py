@@ -588,17 +588,12 @@ class JsonLines(Destination):
         """Make the folder, and clean up after killed writers."""
         with classified_errors(self.directory):
             files.make_folder(self.directory)
-            _identify_folder(self.directory)
             files.fsync_folder(self.directory)
             long_ago = time.time() - STALE_S
             for temporary in self.directory.glob(f"{disk.TEMPORARY}*"):
                 with suppress(FileNotFoundError):
                     if temporary.stat().st_mtime < long_ago:
                         temporary.unlink()
-
-    def identity(self) -> str | None:
-        """Return the folder's identity."""
-        return _folder_identity(self.directory)
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
         """Yield the lines, each hash once, see ``Destination.inventory``; of a line that stands in several files the
