@@ -538,15 +538,25 @@ def skip(
     return submit_command(plan, state, Command(SKIP, current_user(), why, None, document, None, source))
 
 
+def existing_state(plan: Plan, state: str | StatePath | None, verb: str) -> StatePath:
+    """Return the root of a plan's state.
+
+    Raises:
+        UsageError: there is no state yet, so that there is nothing to do for this verb.
+    """
+    root = state_root(plan, state)
+    if not exists(root / IDENTITY):
+        raise UsageError(f"{root}: there is no state of this plan yet: nothing to {verb}.")
+    return root
+
+
 def submit_command(plan: Plan, state: str | StatePath | None, command: Command) -> Retried:
     """Queue a command; apply all queued commands, unless a run holds the state.
 
     Raises:
         UsageError: there is no state yet.
     """
-    root = state_root(plan, state)
-    if not exists(root / "state.json"):
-        raise UsageError(f"{root}: there is no state of this plan yet: nothing to {command.verb.split()[0]}.")
+    root = existing_state(plan, state, command.verb.split()[0])
     name = queue_command(root / "commands", command)
     try:
         with State.take(root, plan) as held:

@@ -24,15 +24,15 @@ from ferryman.destinations.stored import Stored, slices
 from ferryman.document import Operation
 from ferryman.engine.deliver.sending import context_of
 from ferryman.errors import DeliveryError, StateDamaged, Unavailable, UsageError, message_of
-from ferryman.operations import Retried, submit_command
+from ferryman.operations import Retried, existing_state, submit_command
 from ferryman.plan import DestinationNode, Plan, keyed_nodes
 from ferryman.plan.keyed import read_once_sources
 from ferryman.plan.paths import target_of
 from ferryman.records.rows import hasher
 from ferryman.state.commands import REPAIR, Command, ExtraRecord, current_user
-from ferryman.state.state import sender_of, state_root
+from ferryman.state.state import sender_of
 from ferryman.state.targets import PastVerification, VerifiedDestination, load_verified, save_verified
-from ferryman.storage.files import StatePath, exists, explain_errors_of_state
+from ferryman.storage.files import StatePath, explain_errors_of_state
 
 _BY_ID: Final = 50_000
 """Differences up to which the second look asks for their documents only."""
@@ -147,9 +147,7 @@ def verify(
         UsageError: there is no state yet, no such destination, or a number below 1; too much would be deleted.
     """
     plan.freeze()
-    root = state_root(plan, state)
-    if not exists(root / "state.json"):
-        raise UsageError(f"{root}: there is no state of this plan yet: nothing to verify.")
+    root = existing_state(plan, state, "verify")
     if sample is not None and sample < 1:
         raise UsageError(f"sample={sample}: give 1 or more.")
     results = [_verify_target(root, plan, nodes, sample, since) for nodes in _targets(plan, destination)]

@@ -41,14 +41,19 @@ def nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("it counts")
 
     def begin() -> None:
-        for name in ("status", "outstanding", "waves"):
+        for name in ("status", "outstanding", "waves", "has_not_read"):
             monkeypatch.setattr(View, name, counted)
 
     return begin
 
 
 def questions(trial: PlanWorld) -> list[Any]:
-    return [trial.status(), account.outstanding(trial.root, trial.plan), account.waves(trial.root, plan=trial.plan)]
+    return [
+        trial.status(),
+        account.outstanding(trial.root, trial.plan),
+        account.waves(trial.root, plan=trial.plan),
+        account.has_not_read(trial.root, trial.plan),
+    ]
 
 
 @pytest.mark.rule("status.kept")

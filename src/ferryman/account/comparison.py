@@ -115,8 +115,8 @@ class Comparison:
         self._keyed = keyed
         self._match = "s.id = e.document" if keyed else "s.hash = e.hash"
 
-    def expect(self, since: int = 0) -> int:
-        """Collect the deliveries that must be there; return their number.
+    def expect(self, since: int = 0) -> None:
+        """Collect the deliveries that must be there.
 
         Args:
             since: only documents that were delivered in this wave or later.
@@ -155,7 +155,6 @@ class Comparison:
         if since:
             of_waves = f"SELECT document FROM arrived WHERE wave >= {since}"
             self._view.keep("expected", f"SELECT * FROM expected WHERE document IN ({of_waves})")
-        return self._count("expected WHERE must_be_there")
 
     def draw_sample(self, size: int, seed: int) -> list[str]:
         """Keep only so many of the expected deliveries, drawn at random; return their ids."""

@@ -342,12 +342,14 @@ class CachedCounts(msgspec.Struct):
         reached: source -> destinations, as they were when it was counted.
         status: the result of ``account.status``.
         waves: the result of ``account.waves``.
+        has_not_read: the result of ``account.has_not_read``; None: another version of Ferryman did not count it.
     """
 
     of: tuple[int, int, int]
     reached: dict[str, list[str]]
     status: dict[str, Any]
     waves: list[dict[str, Any]]
+    has_not_read: bool | None = None
 
 
 def version_key(state: State) -> tuple[int, int, int]:
@@ -376,9 +378,16 @@ def load_cached(state: State, reached: Mapping[str, Any] | None = None) -> Cache
     return cached
 
 
-def save_cached(state: State, reached: Mapping[str, Any], status: dict[str, Any], waves: list[dict[str, Any]]) -> None:
+def save_cached(
+    state: State,
+    reached: Mapping[str, Any],
+    status: dict[str, Any],
+    waves: list[dict[str, Any]],
+    *,
+    has_not_read: bool,
+) -> None:
     """Keep what was counted, durably."""
-    cached = CachedCounts(version_key(state), _comparable(reached), status, waves)
+    cached = CachedCounts(version_key(state), _comparable(reached), status, waves, has_not_read)
     files.replace(state.root / COUNTED, files.seal(cached))
     crash.point("counted.kept")
 

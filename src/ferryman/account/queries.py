@@ -133,8 +133,8 @@ def cache_counts(state: State, *, replace: bool) -> None:
         if not replace and load_cached(state, reached) is not None:
             return
     with open_view(state.root, state.plan) as view:
-        status, last_waves = view.status(reached), view.waves(WAVES)
-    save_cached(state, reached, status, last_waves)
+        status, last_waves, has_not_read = view.status(reached), view.waves(WAVES), view.has_not_read()
+    save_cached(state, reached, status, last_waves, has_not_read=has_not_read)
 
 
 def cache_differs(root: StatePath, plan: Plan) -> bool:
@@ -256,7 +256,9 @@ def not_read(
 
 def has_not_read(root: StatePath, plan: Plan) -> bool:
     """Return whether ``not_read`` counts any delivery."""
-    return _query(root, plan, View.has_not_read)
+    cached = _load_cached(root, plan)
+    known = None if cached is None else cached.has_not_read
+    return _query(root, plan, View.has_not_read) if known is None else known
 
 
 def activity(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> dict[str, Any]:

@@ -715,10 +715,10 @@ def print_targets(plan: Plan, root: StatePath, spec: str, state: str | None) -> 
         return
     names = {node.name for node in plan.nodes}
     for name in sorted(names & targets.keys()):
-        if (found := targets[name].found) is not None:
-            what = "was recreated, or another one has taken its place" if found else "is not there any more"
+        if (target := targets[name]).found is not None:
             repair = next_command("verify", spec, "--repair", state=state)
-            print_line(f"The target of {name} {what} (found {format_time(targets[name].since)} UTC). Next: {repair}")
+            since = format_time(target.since)
+            print_line(f"The target of {name} {target.describe()} (found {since} UTC). Next: {repair}")
     for name in sorted(names & verified.keys()):
         if (clean := verified[name].clean) is not None:
             print_line(f"{name} was verified up to wave {clean.wave} ({format_time(clean.at)} UTC): all was there.")

@@ -8,23 +8,31 @@ from typing import Annotated
 import typer
 
 from ferryman.cli.account import print_unread, relisting_advice
-from ferryman.cli.options import DestinationFilter, PlanSpec, SourceFilter, StateDir, StatusFilter, Verbose, status_name
+from ferryman.cli.options import (
+    DestinationFilter,
+    DocumentFilter,
+    PlanSpec,
+    SourceFilter,
+    StateDir,
+    StatusFilter,
+    Verbose,
+    Why,
+    status_name,
+)
 from ferryman.cli.terminal import next_command, print_line
 
 
 def retry(
     plan: PlanSpec,
     status: StatusFilter = None,
-    document: Annotated[
-        str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this document.")
-    ] = None,
+    document: DocumentFilter = None,
     destination: DestinationFilter = None,
     source: SourceFilter = None,
     force: Annotated[bool, typer.Option("--force", help="Re-read and re-send everything, changed or not.")] = False,
     dirty: Annotated[
         bool, typer.Option("--dirty", help="Have the next scan read them, even if their fingerprints are unchanged.")
     ] = False,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")] = "",
+    why: Why = "",
     state: StateDir = None,
     verbose: Verbose = False,
 ) -> None:
@@ -88,12 +96,10 @@ def resolve(
             "pending: they did not, send them. dropped: give them up, also those that failed or were rejected.",
         ),
     ],
-    document: Annotated[
-        str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this document.")
-    ] = None,
+    document: DocumentFilter = None,
     destination: DestinationFilter = None,
     source: SourceFilter = None,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")] = "",
+    why: Why = "",
     state: StateDir = None,
     verbose: Verbose = False,
 ) -> None:

@@ -77,6 +77,10 @@ StateDir = Annotated[
         "Default: .ferryman/ beside the plan file.",
     ),
 ]
+DocumentFilter = Annotated[
+    str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this document.")
+]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Verbose = Annotated[
     bool, typer.Option("-v", "--verbose", callback=_verbose, help="Print more, and tracebacks of errors.")

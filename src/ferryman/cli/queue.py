@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferryman.cli.options import Json, PlanSpec, SourceFilter, StateDir, Verbose, seconds
+from ferryman.cli.options import (
+    Json,
+    PlanSpec,
+    SourceFilter,
+    StateDir,
+    Verbose,
+    Why,
+    seconds,
+)
 from ferryman.cli.terminal import format_time, next_command, print_json, print_json_array, print_line, print_table
 from ferryman.errors import UsageError
 from ferryman.observe import plural
@@ -176,7 +184,7 @@ def skip(
         str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this message.")
     ] = None,
     source: SourceFilter = None,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")] = "",
+    why: Why = "",
     state: StateDir = None,
     json: Json = False,
     verbose: Verbose = False,

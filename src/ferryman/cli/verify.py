@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferryman.cli.options import DestinationFilter, Json, PlanSpec, StateDir, Verbose
+from ferryman.cli.options import (
+    DestinationFilter,
+    Json,
+    PlanSpec,
+    StateDir,
+    Verbose,
+    Why,
+)
 from ferryman.cli.terminal import next_command, print_json, print_line, print_note, print_table
 from ferryman.observe import format_count, plural
 
@@ -38,7 +45,7 @@ def verify(
     allow_deletes: Annotated[
         bool, typer.Option("--allow-deletes", help="Delete even more than half of what a destination holds.")
     ] = False,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")] = "",
+    why: Why = "",
     state: StateDir = None,
     json: Json = False,
     verbose: Verbose = False,

@@ -65,18 +65,17 @@ class TargetWatch:
         for name in sorted(self._recorded.keys() & self._nodes.keys()):
             self.look(name)
         return [
-            describe_replaced(self._nodes[name], target.found)
+            _describe_replaced(self._nodes[name], target)
             for name, target in sorted(self._recorded.items())
             if target.found is not None and name in self._nodes
         ]
 
 
-def describe_replaced(node: DestinationNode, found: str) -> str:
-    """Return the message about a target that is not the recorded one; ``found``: what is in its place."""
+def _describe_replaced(node: DestinationNode, target: Target) -> str:
+    """Return the message about a target that is not the recorded one."""
     place = node.destination.target() or node.name
-    what = "was recreated, or another one has taken its place" if found else "is not there any more"
     return (
-        f"destination {node.name}: {place} {what}: what was delivered before may not be in it. "
+        f"destination {node.name}: {place} {target.describe()}: what was delivered before may not be in it. "
         "`ferryman verify PLAN --repair` finds what is missing, and has it sent again."
     )
 

@@ -26,6 +26,10 @@ class Target(msgspec.Struct, omit_defaults=True):
     found: str | None = None
     since: str = ""
 
+    def describe(self) -> str:
+        """Return what has become of a target in whose place another identity, or none, was found."""
+        return "was recreated, or another one has taken its place" if self.found else "is not there any more"
+
 
 class PastVerification(msgspec.Struct, omit_defaults=True):
     """A verification of a destination.

@@ -122,7 +122,8 @@ class Layout:
             Misconfigured: an existing table does not fit.
         """
         is_new = not sa.inspect(connection).has_table(self.documents.name, self.documents.schema)
-        self.documents.create(connection, checkfirst=True)
+        if is_new:
+            self.documents.create(connection)
         if not self.appends:
             self.tombstones.create(connection, checkfirst=True)
         with databases.without_warnings():
