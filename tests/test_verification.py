@@ -185,6 +185,21 @@ def test_an_older_copy_of_the_target_is_found_and_caught_up(place: Path) -> None
     assert look(world).exit == 0
 
 
+def test_two_repairs_beside_a_run_send_once(place: Path) -> None:
+    """Both are queued, and what is missing is sent once; of what was changed or deleted meanwhile, what is so now."""
+    world = world_with(place, rows=sql(place))
+    for id in IDS[:4]:
+        in_database(place, "DELETE FROM documents WHERE id = ?", id)
+    with world.take():
+        assert [look(world, repair=True).queued for _ in range(2)] == [True, True]
+    world.put(IDS[0], text="changed meanwhile")
+    world.drop(IDS[1])
+    done = world.run()
+    assert (done.exit, done.delivered, done.deleted) == (0, 3 + 2, 3)
+    assert look(world).exit == 0
+    assert len(rows_of(place)) == 39 * 3
+
+
 def test_an_emptied_target_is_filled_again(place: Path) -> None:
     """Also if the whole database is gone."""
     world = world_with(place, rows=sql(place))

@@ -356,7 +356,7 @@ def _write_document_rows(
         columns |= {"fingerprint": ""}
     elif effect is DocumentsEffect.MISSING:
         missing = _missing_members(chosen)
-        failures = [[*decode_failures(row["failed"]), *missing[_name_of(row)]] for row in rows]
+        failures = [[*_failures_but(row, wanted[_name_of(row)]), *missing[_name_of(row)]] for row in rows]
         columns |= {"failed": list(map(encode_failures, failures)), "owed": list(map(count_open_deliveries, failures))}
         columns |= {"due": 0, "held": None}
     elif effect in (DocumentsEffect.DUE, DocumentsEffect.GIVEN_UP):  # forced documents are processed anyway
@@ -389,6 +389,13 @@ def _current_rows(state: State, names: Collection[DocumentKey]) -> list[dict[str
 
 def _name_of(row: dict[str, Any]) -> DocumentKey:
     return row["source"], row["document"]
+
+
+def _failures_but(row: dict[str, Any], wanted: set[tuple[str, str, str]]) -> list[FailedMember]:
+    """Return the failures of a row of ``documents`` without these deliveries, which may be due from an earlier
+    repair."""
+    kept = [_remove_deliveries(failure, wanted) for failure in decode_failures(row["failed"])]
+    return [failure for failure in kept if failure.owed]
 
 
 def _missing_members(chosen: list[dict[str, Any]]) -> dict[DocumentKey, list[FailedMember]]:
