@@ -16,6 +16,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from ferryman.cli import app
 from ferryman.engine.runner.launch import Launch, name_user, python_of_workers
@@ -42,7 +44,14 @@ Exception in thread "main" java.lang.InternalError: Error loading java.security 
 
 @pytest.fixture
 def spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The program that PySpark starts for a JVM writes what it was given into ``given``, and ends as one that fails."""
+    """The program that PySpark starts for a JVM writes what it was given into ``given``, and ends as one that fails.
+
+    A JVM that an earlier test has started in this process, and the session in it, are out of sight meanwhile.
+    """
+    for name in ("_gateway", "_jvm", "_active_spark_context"):
+        monkeypatch.setattr(SparkContext, name, None)
+    for name in ("_instantiatedSession", "_activeSession"):
+        monkeypatch.setattr(SparkSession, name, None, raising=False)
     script = tmp_path / "spark" / "bin" / "spark-submit"
     script.parent.mkdir(parents=True)
     (tmp_path / "noise").write_text(NOISE)
