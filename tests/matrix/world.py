@@ -486,10 +486,15 @@ def _sums(given: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _each(document: str) -> list[str]:
-    """The ids of what is in doubt: of a log's entries in a row one says first and last, ``in/7..11``."""
-    log, _, numbers = document.rpartition("/")
+    """The ids of what is in doubt: of a log's entries in a row one says first and last, ``in/7..11``, also where two
+    logs are joined, ``in/7..11&side/7..11``."""
+    return ["&".join(ids) for ids in zip(*map(_range, document.split("&")), strict=True)]
+
+
+def _range(entries: str) -> list[str]:
+    log, _, numbers = entries.rpartition("/")
     first, dots, last = numbers.partition("..")
-    return [f"{log}/{n}" for n in range(int(first), int(last) + 1)] if dots else [document]
+    return [f"{log}/{n}" for n in range(int(first), int(last) + 1)] if dots else [entries]
 
 
 def _view(found: list[Arrival]) -> dict[str, dict[str, Any]]:
