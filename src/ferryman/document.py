@@ -114,10 +114,13 @@ class Document(MutableMapping[str, Any]):
 
     @classmethod
     def deletion(cls, id: str) -> Document:
-        """Make the export of a keyed node that deletes the document of this id at every destination below."""
+        """Make a document that deletes the one of this id at every destination below: as an export of a keyed node, or
+        yielded by a source's listing. ``Document.deleted`` is the same."""
         doc = cls.of(id, {})
         doc.operation = "delete"
         return doc
+
+    deleted = deletion
 
     def child(self, key: object = None, *, raw: bytes | None = None, **fields: Any) -> Document:
         """A new document made from this one; return it from the step, alone or with others.

@@ -302,6 +302,9 @@ PART_BYTES: Final = 64 * MIB
 GROUP_BYTES: Final = 16 * MIB
 """Content of a row group: what a reader of a state file holds at once. Only a larger row makes a larger one."""
 
+BOOKMARK_BYTES: Final = MIB
+"""Largest bookmark of a source's partition, encoded as JSON."""
+
 MAX_CONTENT_BYTES: Final = 2000 * MIB
 """Fields, or raw bytes, of one delivery: a page of a data file is compressed whole, and lz4 takes 2016 MiB at most."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, overload
 
@@ -34,6 +34,7 @@ from ferryman.state.state import (
     WAVE,
     State,
     plan_of,
+    remembered_files,
     sealed_files,
     state_root,
 )
@@ -344,6 +345,7 @@ def _problems(root: StatePath) -> Iterator[StateDamaged]:
             files.unseal(path)
         except StateDamaged as e:
             yield e
+    yield from _damaged_files(root, [name for name in remembered_files(root) if name.endswith(".parquet")])
 
 
 def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
@@ -359,13 +361,18 @@ def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
         if isinstance(e, StateDamaged):
             yield e
         names = [n for n in files.walk_names(table.folder) if n.endswith(".parquet") and not n.startswith("_")]
+    yield from _damaged_files(table.folder, names)
+
+
+def _damaged_files(folder: StatePath, names: Iterable[str]) -> Iterator[StateDamaged]:
+    """Yield the problems of data files in a folder."""
     for name in names:
         try:
-            problem = parquet.find_damage(files.local_copy(table.folder / name))
+            problem = parquet.find_damage(files.local_copy(folder / name))
         except FileNotFoundError:
             problem = "the file is missing"
         if problem is not None:
-            yield StateDamaged(str(table.folder / name), problem)
+            yield StateDamaged(str(folder / name), problem)
 
 
 # --- queries: status, deliveries, history, tables ---

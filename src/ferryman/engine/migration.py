@@ -33,6 +33,7 @@ from ferryman.state.commands import queued_commands
 from ferryman.state.keyed import MERGED
 from ferryman.state.logs import RANGES, LogPositions, counted_and_failed, reader_name, unfinished_work
 from ferryman.state.maintenance import chosen_rows_by_file, last_rows, rows_by_document
+from ferryman.state.source_memory import copy_memories
 from ferryman.state.state import (
     IDENTITY,
     MIGRATED,
@@ -437,7 +438,8 @@ def _build(old: State, new: State, from_version: int) -> None:
     copy_table(old.documents, new.documents, numbers)
     copy_keyed_tables(old, new)
     sequence = max(old.next_sequence, new.next_sequence)
-    transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_log_transactions(old, new.plan)}
+    memories = copy_memories(old, new, [node.name for node in sources_of(new.plan.nodes)])
+    transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_log_transactions(old, new.plan), **memories}
     copy_table(old.outbox, new.outbox, transactions)
     for name in (
         NOTIFIED,

@@ -27,9 +27,10 @@ from ferryman.account.queries import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
 from ferryman.engine.logs import inspect_log, iter_pieces, read_due_entries
-from ferryman.engine.results import NO_IDS, Listing, Staged, WantedIds
+from ferryman.engine.results import NO_IDS, ListedPart, Listing, Staged, WantedIds
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.listing import list_sources
+from ferryman.engine.scan.memory import list_kept, uses_memory
 from ferryman.engine.scan.phase import ChangeSet, detect_changes
 from ferryman.engine.settings import SparkSettings
 from ferryman.engine.tasks import BATCH_FILE, LISTED, LogSplit, Reason, RowRange, TaskSplit, link_files
@@ -38,13 +39,14 @@ from ferryman.engine.transform.calls import signals_interrupt
 from ferryman.engine.transform.task import TaskProcessing, Transform
 from ferryman.errors import BadDocument, EngineError, PlanChanged, UsageError, WorkerDied, message_of
 from ferryman.observe import Observer, Silent
-from ferryman.plan import DestinationNode, Flow, Plan, changes, logs_read, structure
+from ferryman.plan import DestinationNode, Flow, Plan, changes, logs_read, sources_of, structure
 from ferryman.records.rows import EVENT_OF_ROW, LEDGER, Status, now_us, table_of
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Log
 from ferryman.state.commands import queued_commands
 from ferryman.state.logs import LogPositions, reader_name
 from ferryman.state.outbox import pending_rows
+from ferryman.state.source_memory import SourceMemory, load_memory
 from ferryman.state.state import TABLES, State, state_root
 from ferryman.storage.files import StatePath, explain_errors_of_state, is_disk_full
 from ferryman.storage.parquet import RowGroups, read_part
@@ -226,7 +228,10 @@ class PreviewRun:
         listed = self._folder / "listed"
         listed.mkdir()
         entries = self._select_entries(preview, document)
-        listings = list_sources(self._plan, self._pickled_plan, listed, self._runner, entries=entries)
+        memories, kept = self._remembered(listed)
+        listings = list_sources(
+            self._plan, self._pickled_plan, listed, self._runner, entries=entries, memories=memories, kept=kept
+        )
         with State(self._root, self._plan).readers.reading():  # tasks also read rows of documents from here
             self._fill_preview(preview, listings, limit, document)
         return preview
@@ -278,6 +283,23 @@ class PreviewRun:
         for note in notes:
             self._add_message(preview, note)
         return merge(waiting, requested)
+
+    def _remembered(self, folder: Path) -> tuple[dict[str, SourceMemory], list[ListedPart]]:
+        """Return what the sources' listings are given: their memories, and documents that they cannot list again."""
+        nodes = [node for node in sources_of(self._plan.nodes) if uses_memory(node)]
+        if not nodes:
+            return {}, []
+        scratch = Path(tempfile.mkdtemp(dir=self._folder))
+
+        def look() -> tuple[dict[str, SourceMemory], list[ListedPart]]:
+            state = StateSnapshot.of(State(self._root, self._plan)).state
+            if not state.exists:
+                return {}, []
+            memories = {node.name: load_memory(state, node.name) for node in nodes}
+            return memories, list_kept(state, nodes, memories, folder, scratch)
+
+        with State(self._root, self._plan).readers.reading():
+            return retry_read(self._root, look)
 
     def _detect(self, listings: list[Listing], document: str | None) -> Detection:
         """Load the state, and detect what the next run would process."""

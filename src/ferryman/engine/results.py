@@ -34,7 +34,7 @@ from ferryman.net.faults import causes, is_connection_error
 from ferryman.plan import SourceNode
 from ferryman.records.families import Published
 from ferryman.records.rows import HEADING, LONGEST
-from ferryman.sources import Doubt
+from ferryman.sources import Bookmark, Doubt
 from ferryman.state.logs import LogHead, number_of_text
 from ferryman.storage.files import StatePath, fsync_folder
 from ferryman.storage.parquet import Part
@@ -132,6 +132,14 @@ class ListedPart(NamedTuple):
     """Doubtful places that the driver checks."""
     outage: Outage | None = None
     """Set if the part is incomplete because the source as a whole failed."""
+    deleted: int = 0
+    """Number of rows that say that a document was deleted."""
+    bookmarks: tuple[Bookmark, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Messages of the source for people."""
+    is_complete: bool | None = False
+    """Whether every document of the part was listed, although the source's listings usually do not say so; see
+    ``sources.base.Complete``. None: nothing was listed, these are documents that were listed before."""
 
 
 class Listing(NamedTuple):
@@ -151,6 +159,18 @@ class Listing(NamedTuple):
     @property
     def failures(self) -> list[str]:
         return [p.failure for p in self.parts if p.failure is not None]
+
+    @property
+    def deleted(self) -> int:
+        return sum(p.deleted for p in self.parts)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether a document that is not listed was deleted at the source."""
+        if self.failures:
+            return False
+        new = [part.is_complete for part in self.parts if part.is_complete is not None]
+        return self.source.source.lists_all or (bool(new) and all(new))
 
     @property
     def outage(self) -> Outage | None:

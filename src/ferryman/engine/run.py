@@ -229,7 +229,9 @@ class Run:
                     return None
                 if not self._has_room():
                     return False  # the rest is listed again later, as after a kill
-            self._run_wave(batch, next_batch, defer_commands=ordinal < min_waves)
+            self._run_wave(batch, next_batch, defer_commands=ordinal < min_waves, ends_scan=next_batch is None)
+        if not changes.batches and (memories := self._scanning.commit_memories(self._state.wave + 1)):
+            self._run_delivery_wave(memories)
         return changes.complete and not self._scan_stopped
 
     def _has_room(self) -> bool:
@@ -245,7 +247,12 @@ class Run:
         return not full
 
     def _run_wave(
-        self, batch: WaveBatch | LogBatch, next_batch: WaveBatch | None = None, *, defer_commands: bool = False
+        self,
+        batch: WaveBatch | LogBatch,
+        next_batch: WaveBatch | None = None,
+        *,
+        defer_commands: bool = False,
+        ends_scan: bool = False,
     ) -> None:
         """Run one wave: transform, commit, deliver, settle.
 
@@ -253,12 +260,15 @@ class Run:
             next_batch: the next wave's batch, if it is known. It is transformed while this wave is delivered, unless
                 too much is pending, or an operator command is queued.
             defer_commands: start the next wave early even if an operator command is queued, which then has to wait.
+            ends_scan: it is the last wave of a scan, whose commit includes what the sources remember of it.
         """
         number = self._state.wave + 1
         self._runner.start()
         self._observer.phase(number, "transform")
         self._observer.expects(batch.rows)
         staged, positions = self._transform.run(number, batch)
+        if ends_scan:
+            positions |= self._scanning.commit_memories(number, staged)
         self._pending.unlisted_sources |= self._transform.unseen
         self._observer.outcome(describe_staged(batch, staged))
         self._summary.documents += batch.rows

@@ -468,9 +468,11 @@ LISTING: Final = pa.schema(
         pa.field("location", pa.string()),
         pa.field("refused", pa.string()),
         pa.field("version", pa.string()),
+        pa.field("deleted", pa.bool_()),
     ]
 )
-"""Columns of a listed document. ``version`` is null if the content is read later."""
+"""Columns of a listed document. ``version`` is null if the content is read later. ``deleted``: the source says that it
+was deleted."""
 
 
 CONTENT: Final = pa.schema([pa.field("row", pa.int64()), pa.field("fields", pa.binary()), pa.field("raw", pa.binary())])

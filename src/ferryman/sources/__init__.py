@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from ferryman.sources.base import Doubt, Listed, Source
+from ferryman.sources.base import Bookmark, Complete, Doubt, Fetched, Listed, Note, Source, Unchanged
 from ferryman.sources.dataframe import DataFrame
 from ferryman.sources.files import Files
+from ferryman.sources.functions import Cursor, CursorExpired, Rows
 from ferryman.sources.log import Entry, Log, Piece
 from ferryman.sources.memory import Memory
 from ferryman.sources.records import Csv, JsonLines, Lines
@@ -19,11 +20,16 @@ if TYPE_CHECKING:
     from ferryman.sources.sql import Sql
 
 __all__ = [
+    "Bookmark",
     "Changes",
+    "Complete",
     "Csv",
+    "Cursor",
+    "CursorExpired",
     "DataFrame",
     "Doubt",
     "Entry",
+    "Fetched",
     "Files",
     "Jobs",
     "JsonLines",
@@ -31,10 +37,13 @@ __all__ = [
     "Listed",
     "Log",
     "Memory",
+    "Note",
     "Piece",
     "Queue",
+    "Rows",
     "Source",
     "Sql",
+    "Unchanged",
 ]
 
 _HEAVY: Final = {"Changes": "sources.changes", "Jobs": "intake.source", "Queue": "sources.queue", "Sql": "sources.sql"}

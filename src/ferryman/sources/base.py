@@ -4,6 +4,7 @@ A scan calls a source's methods in this order:
 
     check()                 driver: whether it exists at all
     partitions()            driver: pieces of work, small and picklable
+    partitions_after(marks) driver, in place of partitions: for a source that keeps bookmarks
     listing(partition)      worker, once per piece: all its documents, in the source's own order
     read(listed)            worker, only for documents that the scan selected: the content
 
@@ -13,13 +14,17 @@ of these methods may be called again. If ``listing`` raises, the listing is inco
 no document of this source is deleted in this scan. The same happens if the driver contradicts a ``Doubt``, since a
 single machine that does not see something is not trusted. After ``Unavailable``, or an error of the device or the
 connection, everything is listed again after 1, 4, 16 s …, if the run waits that long.
+
+A source that cannot list everything each time (an API that is asked for what is new, a web site) yields ``Bookmark``s.
+They are committed with the last wave of the scan, after everything that was listed before them, and the next scan gets
+them back in ``partitions_after``. A scan that is killed begins again at the last bookmarks that were committed.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import unquote_to_bytes
 
@@ -45,6 +50,43 @@ class Listed(NamedTuple):
     """Location that ``read`` needs in addition to the id, if any."""
     refused: str = ""
     """Reason why it cannot be a document (a dangling link); it then ends as ERROR_DOC with this message."""
+    known: str = ""
+    """For ``read``: the fingerprint under which the document was processed. The source may compare it with what it
+    finds, and return ``Unchanged``. "": the content is needed, whether or not it has changed."""
+
+
+class Unchanged(NamedTuple):
+    """Answer of ``read``: the content is still that of ``Listed.known``."""
+
+
+class Fetched(NamedTuple):
+    """Answer of ``read``: the content, with the fingerprint that came with it."""
+
+    document: Document
+    fingerprint: str
+
+
+class Bookmark(NamedTuple):
+    """How far a listing has read: ``listing`` may yield it, and the next scan is given it back.
+
+    It must follow the documents that it covers. Of several for one partition, the last counts.
+    """
+
+    partition: str
+    """Name of what was read: a host, a folder, "" if there is only one."""
+    value: Any
+    """Any JSON value, at most ``limits.BOOKMARK_BYTES`` when encoded; None: forget the partition."""
+
+
+class Note(NamedTuple):
+    """Message for the people who run the plan, which ``listing`` may yield."""
+
+    text: str
+
+
+class Complete(NamedTuple):
+    """Says that this listing names every document of its piece, although the source's listings usually do not
+    (``Source.lists_all``). If all pieces do, documents that are missing count as deleted."""
 
 
 class Doubt(NamedTuple):
@@ -94,6 +136,14 @@ class Source:
     in_batches = False
     """Whether its documents are submitted in batches. Then a single batch of bad documents does not stop a node; see
     ``batch_of``."""
+
+    counts_raw = True
+    """Whether the raw bytes are part of a document's content. False: only its fields are, so that a page whose markup
+    has a new number in it has not changed."""
+
+    keeps_content = False
+    """Whether a document can be listed only once, so that its content has to be kept as long as the document waits for
+    a retry or has failed."""
 
     encodes_ids = False
     """Whether a ``#`` in its ids separates a row from its file, while one in a name is encoded (``%23``). False: ids
@@ -160,8 +210,17 @@ class Source:
         later one counts."""
         raise NotImplementedError
 
-    def listing(self, partition: Any) -> Iterator[Listed | Document | Doubt]:
-        """Yield every document of this piece, and ``Doubt``s for places that the driver should check."""
+    def partitions_after(self, bookmarks: Mapping[str, Any]) -> list[Any]:
+        """Return pieces of work as ``partitions`` does, given what earlier listings have yielded.
+
+        Args:
+            bookmarks: partition -> value of its last ``Bookmark``.
+        """
+        return self.partitions()
+
+    def listing(self, partition: Any) -> Iterator[Listed | Document | Doubt | Bookmark | Complete | Note]:
+        """Yield every document of this piece, and ``Doubt``s for places that the driver should check. A
+        ``Document.deleted(id)`` says that the document was deleted."""
         raise NotImplementedError
 
     def still_there(self, ids: Iterable[str]) -> str:
@@ -177,7 +236,7 @@ class Source:
         """Return the batch of the document with this ``Listed.location``; called if ``in_batches``."""
         return ""
 
-    def read(self, listed: Listed) -> Document:
+    def read(self, listed: Listed) -> Document | Fetched | Unchanged:
         """Return the content of a listed document; its id has no prefix.
 
         Raises:

@@ -468,7 +468,14 @@ def sealed_files(state: State) -> list[StatePath]:
     folders = [state.commands, *(state.journal.folder / str(number) for number in state.journal.passes())]
     found = [state.root / name for name in (MIGRATED, MIGRATION, MISSED, TARGETS, VERIFIED) if name in existing]
     found += [folder / name for folder in folders for name in files.file_sizes(folder)]
+    found += [state.root / name for name in remembered_files(state.root) if name.endswith(".json")]
     return sorted((path for path in found if not path.name.startswith(TEMPORARY)), key=str)
+
+
+def remembered_files(root: StatePath) -> list[str]:
+    """Return the names below the root of the files that hold what sources remember, see ``state.source_memory``."""
+    folder = root / SOURCES
+    return [f"{SOURCES}/{name}" for name in files.walk_names(folder)] if files.is_folder(folder) else []
 
 
 def damaged_data(state: State) -> StateDamaged | None:
@@ -657,6 +664,9 @@ ONCE: Final = "once"
 have begun."""
 OPEN: Final = "open"
 """File in such a subfolder: tasks may begin as long as it exists."""
+
+SOURCES: Final = "sources"
+"""Folder of what sources remember, see ``state.source_memory``; it exists if one of them does."""
 
 FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging")
 TABLES: Final = FOLDERS[:3]

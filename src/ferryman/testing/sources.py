@@ -27,7 +27,7 @@ import cloudpickle
 
 from ferryman.document import Document, content_version, encode_fields
 from ferryman.errors import BadDocument, TransientError, UsageError
-from ferryman.sources.base import Doubt, Listed, Source
+from ferryman.sources.base import Fetched, Listed, Source, Unchanged
 
 
 class SourceSuite:
@@ -57,7 +57,7 @@ class SourceSuite:
 
     def entries(self, source: Source, piece: Any) -> Iterable[Listed | Document]:
         """Return the documents of a piece, in a worker. Override it only together with ``pieces``."""
-        return [entry for entry in source.listing(piece) if not isinstance(entry, Doubt)]
+        return [entry for entry in source.listing(piece) if isinstance(entry, Listed | Document)]
 
     # --- the promises -------------------------------------------------------------------------------------------------
 
@@ -186,11 +186,16 @@ class SourceSuite:
         if isinstance(entry, Document):
             return entry
         assert not entry.refused, f"source() has to have readable documents only: {entry.refused}"
-        return source.read(entry)
+        found = source.read(entry)
+        assert not isinstance(found, Unchanged), f"{entry.id} was read without a condition (Listed.known is empty)"
+        return found.document if isinstance(found, Fetched) else found
 
     def _versions(self, source: Source) -> dict[str, str]:
         documents = (self._document(source, entry) for entry in self._scan(source))
-        return {doc.id: content_version(encode_fields(source.counted(doc.fields)), doc.raw) for doc in documents}
+        return {
+            doc.id: content_version(encode_fields(source.counted(doc.fields)), doc.raw if source.counts_raw else None)
+            for doc in documents
+        }
 
 
 def _error_of(call: Callable[[], object]) -> Exception | None:

@@ -43,6 +43,7 @@ _LISTED: Final = pa.schema(
         ("version", pa.string()),
         ("fingerprint", pa.string()),
         ("refused", pa.bool_()),
+        ("deleted", pa.bool_()),
     ]
 )
 """Columns of a listing's rows; ``place``: the row's number in the whole listing."""
@@ -133,7 +134,8 @@ class SourceComparison:
         duplicates, examples: number of superfluous rows of ids that are listed several times, of which the last row is
             kept; some of these ids.
         known: number of documents that existed when the source was last listed.
-        missing_count: number of those that are no longer listed.
+        missing_count: number of those that are no longer listed, or of which the source says that they were deleted.
+        finds_missing: whether a document that is not listed counts as deleted.
 
     Args:
         folder: for data that does not fit into memory; used by nothing else.
@@ -157,7 +159,7 @@ class SourceComparison:
         self.max_deleted = self._source.max_deleted
         self._documents = known
         self._wanted = wanted
-        self._finds_deleted = self._source.lists_all and not wanted.only_pending and not listing.failures
+        self.finds_missing = listing.is_complete and not wanted.only_pending
         self._others = conflicting_sources
         self.paths = [p.path for p in listing.parts if p.rows]
         self._starts = np.cumsum([0, *(p.rows for p in listing.parts if p.rows)])
@@ -175,10 +177,10 @@ class SourceComparison:
             folder,
             self._rows + known.rows,
             only_waiting=wanted.only_pending,
-            find_deleted=self._finds_deleted,
+            find_deleted=self.finds_missing,
         )
         self.known = self._candidates.known
-        self._is_all_new = not self._candidates.any_known and not self._candidates.special
+        self._is_all_new = not self._candidates.any_known and not self._candidates.special and not listing.deleted
         if not self._is_all_new:
             self._range = max(limits.SORTED_ROWS, -(-2 * self._rows // 256))
             self._to_process = PartitionFiles(folder, "to-process", _CHANGE, 2 * self._rows // self._range + 1)
@@ -286,7 +288,7 @@ class SourceComparison:
 
     def _listed(self) -> Iterator[pa.RecordBatch]:
         for path, start in zip(self.paths, self._starts.tolist(), strict=False):
-            columns = f"id, row + {start}, id, version, fingerprint, refused IS NOT NULL"
+            columns = f"id, row + {start}, id, version, fingerprint, refused IS NOT NULL, deleted"
             query = f"SELECT {columns} FROM {_rows_of([path])}"
             yield from stream(self._db, query, _LISTED, self._rows)
 
@@ -343,6 +345,8 @@ class SourceComparison:
         return table_of(_CHANGE, changes.num_rows, size=size, unconfirmed=texts, unsure=unsure, **columns)
 
     def _count_duplicates(self, listed: pa.Table) -> None:
+        if not self._source.lists_all:
+            return  # it lists changes: a document may have changed several times
         twice = self._db.execute("SELECT id, count(*) FROM listed GROUP BY id HAVING count(*) > 1").fetchall()
         self.duplicates += sum(count - 1 for _, count in twice)
         self.examples = sorted([*self.examples, *(id for id, _ in twice)])[:3]
@@ -353,7 +357,7 @@ class SourceComparison:
         An id is refused if a conflicting source has published it or lists it before this source, unless this source
         published it first. Each scan checks it again: once the other source's document is deleted, it is processed.
         """
-        join = "FULL JOIN" if self._finds_deleted else "LEFT JOIN"
+        join = "FULL JOIN" if self.finds_missing else "LEFT JOIN"
         clash = "false"
         if self._others:
             given = "operation = 'upsert' AND is_given"
@@ -370,7 +374,7 @@ class SourceComparison:
                 SELECT *, {clash} AS clash FROM listed
                 QUALIFY row_number() OVER (PARTITION BY id ORDER BY place DESC) = 1
             ), l AS (
-                SELECT place, id, fingerprint, clash, refused OR clash AS refused,
+                SELECT place, id, fingerprint, clash, refused OR clash AS refused, deleted,
                     CASE WHEN NOT clash THEN version END AS version
                 FROM each
             )
@@ -389,8 +393,8 @@ class SourceComparison:
         same_print = "l.fingerprint <> '' AND l.fingerprint = k.fingerprint AND NOT l.refused"
         trusted = f"WHEN {same_print} THEN NULL" if self._source.detect == "fingerprint" else ""
         return (
-            f"CASE WHEN k.document IS NULL THEN '{Reason.NEW}' "
-            f"WHEN l.id IS NULL THEN CASE WHEN k.operation = 'upsert' THEN '{Reason.DELETED}' END "
+            f"CASE WHEN k.document IS NULL THEN CASE WHEN NOT l.deleted THEN '{Reason.NEW}' END "
+            f"WHEN l.id IS NULL OR l.deleted THEN CASE WHEN k.operation = 'upsert' THEN '{Reason.DELETED}' END "
             f"WHEN k.forced OR k.again <= {self._wanted.now_us} THEN '{Reason.FORCED}' {due} {always} "
             f"WHEN k.operation = 'delete' THEN '{Reason.NEW}' "
             "WHEN l.version = k.version THEN NULL "

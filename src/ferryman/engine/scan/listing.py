@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ferryman import limits
@@ -20,7 +22,9 @@ from ferryman.document import (
     check_size,
     check_source_id,
     content_version,
+    decode_json,
     encode_fields,
+    encode_value,
     is_text,
     raw_bytes,
     size_problem,
@@ -43,10 +47,12 @@ from ferryman.errors import (
     shortened,
     unless_interrupt,
 )
+from ferryman.observe import format_size
 from ferryman.plan import Plan, SourceNode, find_source, sources_of
 from ferryman.plan.calls import pickling_error
 from ferryman.records.rows import table_of
-from ferryman.sources import DataFrame, Doubt, Listed, Log, Source
+from ferryman.sources import Bookmark, Complete, DataFrame, Doubt, Listed, Log, Note, Source
+from ferryman.state.source_memory import NOTHING_REMEMBERED, SourceMemory
 from ferryman.storage.files import StatePath, is_disk_full, path_of, path_to_write, upload
 
 _TASKS_A_SLOT: Final = 4
@@ -73,6 +79,8 @@ def list_sources(
     only: WantedIds | None = None,
     live: str = "",
     entries: WantedIds = NO_IDS,
+    memories: Mapping[str, SourceMemory] = MappingProxyType({}),
+    kept: Sequence[ListedPart] = (),
 ) -> list[Listing]:
     """List every source of the plan, or only certain documents, into files in ``folder``.
 
@@ -80,10 +88,12 @@ def list_sources(
         live: folder for live progress; see ``engine.live``.
         entries: log entries to read again, by source, in a full listing. New entries are not listed; they are read by
             place.
+        memories: source -> what its earlier listings want to be given.
+        kept: documents that cannot be listed again, which are listed before all others.
     """
     sources = [n for n in sources_of(plan.nodes) if only is None or n.name in only]
     partitions: list[tuple[str, Any]] = []
-    parts: list[ListedPart] = []
+    parts = list(kept)
     refused: list[UsageError] = []
 
     def fail(node: SourceNode, raised: BaseException) -> None:
@@ -100,7 +110,9 @@ def list_sources(
 
     for node in sources:
         try:
-            partitions += _partitions_of(node, (entries if only is None else only).get(node.name))
+            if only is None or not node.source.keeps_content:
+                wanted = (entries if only is None else only).get(node.name)
+                partitions += _partitions_of(node, wanted, memories.get(node.name, NOTHING_REMEMBERED))
         except BaseException as e:  # whatever a user's source raises
             fail(node, e)
     per_task = -(-len(partitions) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
@@ -122,7 +134,7 @@ def list_sources(
     return [Listing(node, [p for p in parts if p.source == node.name]) for node in sources]
 
 
-def _partitions_of(node: SourceNode, wanted: Collection[str] | None) -> list[tuple[str, Any]]:
+def _partitions_of(node: SourceNode, wanted: Collection[str] | None, memory: SourceMemory) -> list[tuple[str, Any]]:
     """Return the source's partitions, each with the source's name; none for a DataFrame, and only the wanted ids for a
     log."""
     source = node.source
@@ -132,7 +144,7 @@ def _partitions_of(node: SourceNode, wanted: Collection[str] | None) -> list[tup
         return [(node.name, ids[at : at + _ENTRIES]) for at in range(0, len(ids), _ENTRIES)]
     if isinstance(source, DataFrame):
         return []
-    partitions = list(source.partitions())
+    partitions = list(source.partitions_after(memory.bookmarks))
     if not type(source).__module__.startswith("ferryman.") and (why := pickling_error(partitions)) is not None:
         raise Misconfigured(f"what its partitions() returns cannot be sent to the workers: {why}")
     return [(node.name, partition) for partition in partitions]
@@ -168,13 +180,25 @@ class ListPartitions:
         failures: list[str] = []
         outages: list[Outage] = []
         doubts: list[Doubt] = []
+        bookmarks: dict[str, Bookmark] = {}
+        notes: list[str] = []
+        complete = 0
         live, listed = ProgressWriter(self.live), 0
-        with _ListingFile(self.folder, name) as out:
+        with ListingFile(self.folder, name, source) as out:
             for partition in partitions:
                 try:
                     for entry in source.listing(partition):
                         if isinstance(entry, Doubt):
                             doubts.append(entry)
+                            continue
+                        if isinstance(entry, Bookmark):
+                            bookmarks[entry.partition] = _check_bookmark(entry)
+                            continue
+                        if isinstance(entry, Complete):
+                            complete += 1
+                            continue
+                        if isinstance(entry, Note):
+                            notes.append(shortened(plain_text(entry.text), limits.MESSAGE_CHARACTERS))
                             continue
                         listed += 1
                         if not listed % _COUNTED_ROWS:
@@ -193,7 +217,14 @@ class ListPartitions:
             live.flush()
             part = out.finish(shortened("; ".join(failures), limits.MESSAGE_CHARACTERS) or None)
             first = next(iter(outages), None)
-            return part._replace(host=socket.gethostname(), doubts=tuple(doubts), outage=first)
+            return part._replace(
+                host=socket.gethostname(),
+                doubts=tuple(doubts),
+                outage=first,
+                bookmarks=tuple(bookmarks.values()),
+                is_complete=complete == len(partitions),
+                notes=tuple(notes),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +238,7 @@ class ListFrame:
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> ListedPart:
         source = _source(self.shipped, self.source)
         assert isinstance(source, DataFrame)
-        with _ListingFile(self.folder, self.source) as out:
+        with ListingFile(self.folder, self.source, source) as out:
             try:
                 for ids, fields in source.columns(batches):
                     out.add_columns(source.full_ids(ids), fields)
@@ -241,20 +272,22 @@ def _source(shipped: PickledPlan, name: str) -> Any:
     return find_source(shipped.plan().nodes, name).source
 
 
-class _ListingFile:
+class ListingFile:
     """A listing file that is being written: rows are gathered into row groups."""
 
-    def __init__(self, folder: str, source: str) -> None:
+    def __init__(self, folder: str, name: str, source: Source) -> None:
+        self._name = name
         self._source = source
-        self._file = path_of(folder) / f"{source}-{uuid.uuid4().hex}.parquet"
+        self._file = path_of(folder) / f"{name}-{uuid.uuid4().hex}.parquet"
         self._writer: pq.ParquetWriter | None = None
         self._content: pa.RecordBatchFileWriter | None = None
         self._rows: list[tuple[Any, ...]] = []
         self._pending = 0
         self._written = 0
         self._bytes = 0
+        self._deleted = 0
 
-    def __enter__(self) -> _ListingFile:
+    def __enter__(self) -> ListingFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -264,11 +297,14 @@ class _ListingFile:
         self._writer = self._content = None
 
     def add(self, id: str, entry: Listed | Document) -> None:
-        if isinstance(entry, Document):
-            row, size = _document_row(id, entry)
-        else:
+        if isinstance(entry, Listed):
             size = entry.size
-            row = (id, size, entry.fingerprint, entry.location, entry.refused or None, None, None, None)
+            row = (id, size, entry.fingerprint, entry.location, entry.refused or None, None, False, None, None)
+        elif entry.operation == "delete":
+            row, size = (id, 0, "", "", None, None, True, None, None), 0
+            self._deleted += 1
+        else:
+            row, size = _document_row(self._source, id, entry)
         self._bytes += size
         self._pending += size
         self._rows.append(row)
@@ -291,7 +327,12 @@ class _ListingFile:
         size = sum(columns["size"])
         self._bytes += size
         groups = max(1, size // _GROUP_BYTES, -(-len(ids) // _GROUP_ROWS))
-        self._write(columns, -(-len(ids) // groups), fingerprint="", location="")
+        self._write(columns, -(-len(ids) // groups), fingerprint="", location="", deleted=False)
+
+    def add_rows(self, rows: pa.Table) -> None:
+        """Add rows that another listing has written, in the columns of ``LISTING`` and ``CONTENT``."""
+        self._bytes += pc.sum(rows["size"]).as_py() or 0
+        self._write({name: rows[name] for name in rows.column_names}, rows.num_rows)
 
     def finish(self, failure: str | None = None) -> ListedPart:
         self._flush_rows()
@@ -299,7 +340,8 @@ class _ListingFile:
         if self._written:
             upload(self._file)
             upload(self._file.parent / content_path(self._file.name))
-        return ListedPart(self._source, str(self._file), self._written, self._bytes, failure)
+        part = ListedPart(self._name, str(self._file), self._written, self._bytes, failure)
+        return part._replace(deleted=self._deleted)
 
     def _flush_rows(self) -> None:
         rows, self._rows, self._pending = self._rows, [], 0
@@ -309,7 +351,7 @@ class _ListingFile:
             except (TypeError, ValueError, OverflowError, pa.ArrowException):  # one of them cannot be stored
                 self._write(_columns([_storable_row(*row) for row in rows]), len(rows))
 
-    def _write(self, columns: dict[str, Any], group_rows: int, **constant: str) -> None:
+    def _write(self, columns: dict[str, Any], group_rows: int, **constant: Any) -> None:
         n = len(columns["id"])
         columns["row"] = pa.array(range(self._written, self._written + n), pa.int64())
         if self._writer is None:  # uncompressed: it is read only once, and soon, and lz4 takes longer than all the rest
@@ -338,7 +380,14 @@ def _columns(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
 
 
 def _storable_row(
-    id: str, size: int, fingerprint: str, location: str, refused: str | None, *content: Any
+    id: str,
+    size: int,
+    fingerprint: str,
+    location: str,
+    refused: str | None,
+    version: str | None,
+    deleted: bool,
+    *content: Any,
 ) -> tuple[Any, ...]:
     """Return a row that may contain values which cannot be stored: unchanged if it can be, otherwise refused with the
     reason."""
@@ -353,8 +402,8 @@ def _storable_row(
         if not isinstance(size, int) or not 0 <= size < 1 << 62:
             raise BadDocument(f"its source gave it the size {safe_repr(size)}: a size is a number of bytes")
     except BadDocument as e:
-        return storable_id(id), 0, "", "", why or plain_text(e), None, None, None
-    return id, size, fingerprint, location, why, *content
+        return storable_id(id), 0, "", "", why or plain_text(e), None, False, None, None
+    return id, size, fingerprint, location, why, version, deleted, *content
 
 
 def _check_entry(entry: Any) -> Listed | Document:
@@ -370,7 +419,26 @@ def _check_entry(entry: Any) -> Listed | Document:
     )
 
 
-def _document_row(id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
+def _check_bookmark(bookmark: Bookmark) -> Bookmark:
+    """Return a bookmark with its value as it comes back from JSON.
+
+    Raises:
+        Misconfigured: it cannot be stored, or it is too large.
+    """
+    what = f"the bookmark of {bookmark.partition or 'what it reads'}"
+    try:
+        text = encode_value(bookmark.value, what)
+    except BadDocument as e:
+        raise Misconfigured(f"{what} cannot be stored: {e}") from e
+    if len(text) > limits.BOOKMARK_BYTES:
+        raise Misconfigured(
+            f"{what} has {format_size(len(text))}, more than {format_size(limits.BOOKMARK_BYTES)}. It should say how "
+            f"far the source was read, not what was read. It begins with {shortened(text.decode(), 200)}"
+        )
+    return Bookmark(bookmark.partition, decode_json(text))
+
+
+def _document_row(source: Source, id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
     """Return the listing row of a whole document; refused if JSON cannot hold its fields, or if it is too large."""
     try:
         check_source_id(id)
@@ -378,6 +446,8 @@ def _document_row(id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
         check_size(fields, raw)
     except BadDocument as e:
         why = plain_text(e)
-        return (storable_id(id), 0, "", "", why, content_version(repr(e).encode(), None), None, None), 0
+        return (storable_id(id), 0, "", "", why, content_version(repr(e).encode(), None), False, None, None), 0
     size = len(fields) + len(raw or b"")
-    return (id, size, "", "", None, content_version(fields, raw), fields, raw), size
+    counted = encode_fields(source.counted(doc.fields)) if source.uncounted else fields
+    version = content_version(counted, raw if source.counts_raw else None)
+    return (id, size, "", "", None, version, False, fields, raw), size

@@ -17,16 +17,17 @@ from ferryman import crash, limits
 from ferryman.engine import due_documents
 from ferryman.engine.live import ProgressReader, ProgressWriter
 from ferryman.engine.pending_work import PendingWork
-from ferryman.engine.results import ErrorKind, Listing, classify_error
+from ferryman.engine.results import ErrorKind, Listing, Staged, classify_error
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.scan.changes import KnownDocuments, SourceComparison, WantedDocuments, due_now
 from ferryman.engine.scan.listing import list_sources
+from ferryman.engine.scan.memory import SourceMemories
 from ferryman.engine.scan.splitting import Splitter
 from ferryman.engine.settings import Allowed, RunSettings
 from ferryman.engine.summary import describe_listing
 from ferryman.engine.tasks import Reason, RowRange, TaskSplit, WaveBatch, link_files
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.reader import listed_document, unread_version, version_of
+from ferryman.engine.transform.reader import listed_document, read_listed, unread_version, version_of
 from ferryman.plan import conflicting_sources, find_source
 from ferryman.records.rows import DOCUMENTS, now_us
 from ferryman.sources import Source
@@ -68,6 +69,7 @@ class ScanPhase:
         self._observer = progress.observer
         self._settings = settings
         self._report = report
+        self._memories = SourceMemories(state)
         self.held = False
 
     def run(self, *, only_pending: bool) -> ChangeSet:
@@ -87,9 +89,23 @@ class ScanPhase:
             wanted = due_documents.ids_by_source(state, due) if len(due) <= limits.NAMED_DOCUMENTS else None
         else:
             self._pending.unlisted_sources = set()
+        self._memories.begin()
+        kept = self._memories.kept(folder)
         with self._progress.follow() as live:
-            listings = list_sources(state.plan, self._pickled_plan, folder, self._runner, wanted, live, entries)
+            listings = list_sources(
+                state.plan,
+                self._pickled_plan,
+                folder,
+                self._runner,
+                wanted,
+                live,
+                entries,
+                self._memories.current,
+                kept,
+            )
         self._pending.record_listings(listings)
+        if not only_pending:
+            self._memories.record(listings)
         crash.point("scan.listed")
         changes = detect_changes(
             listings,
@@ -115,6 +131,14 @@ class ScanPhase:
             for note in self._pending.unlisted.describe(wanted or {}) if changes.complete else ():
                 self._report(note)
         return changes
+
+    def commit_memories(self, wave: int, staged: Sequence[Staged] = ()) -> dict[str, int]:
+        """Write what the sources remember of this scan; return the transactions that its last wave commits.
+
+        Args:
+            staged: what the tasks of that wave have staged.
+        """
+        return self._memories.commit(wave, staged)
 
     def end(self) -> None:
         """Remove the scratch files: all changes were processed, or will be listed again."""
@@ -161,7 +185,8 @@ def detect_changes(
         allow_deletes: see ``Allowed``.
         slots: number of tasks that run at once; a small scan is split so that all of them have work.
     """
-    notes = [_incomplete(x, why) for x in listings for why in x.failures]
+    notes = [f"source {part.source}: {note}" for x in listings for part in x.parts for note in part.notes]
+    notes += [_incomplete(x, why) for x in listings for why in x.failures]
     scratch = local_folder(folder)
     files = link_files(state.documents, scratch / "known")
     conflicts = conflicting_sources(state.plan.nodes)
@@ -234,8 +259,8 @@ class HeldDeletes:
 def hold_deletes(comparison: SourceComparison, listing: Listing, allowed: Allowed) -> HeldDeletes:
     """Decide which missing documents must not be deleted."""
     source: Source = listing.source.source
-    if not comparison.missing_count:
-        return HeldDeletes()
+    if not comparison.missing_count or not comparison.finds_missing:
+        return HeldDeletes()  # what the source itself says was deleted, was deleted
     contradicted = _find_contradiction(comparison, source, listing)
     if contradicted or allowed is True:
         return HeldDeletes(contradicted)
@@ -399,7 +424,10 @@ def _is_unchanged(source: Source, name: str, block: Block, i: int) -> tuple[bool
     if source.detect != "content" and block.refused[i] is None and (known is None or known.fingerprint):
         return False, False  # its fingerprint has to be stored, whether or not its content changed
     try:
-        version = version_of(source, source.read(listed_document(source, block, i)))
+        found = read_listed(source, listed_document(source, block, i))
+        if found is None:
+            return True, False
+        version = version_of(source, found[0])
     except Exception as e:
         fault = classify_error(e, name, "reading it", reading=True)
         permanent = fault.kind is ErrorKind.PERMANENT

@@ -18,7 +18,7 @@ from ferryman.engine.transform.staging import Stager, WalkOutcome
 from ferryman.engine.transform.walk import Walk, Walking, WalkSink
 from ferryman.errors import BadDocument, unless_interrupt
 from ferryman.plan import Plan, StepNode, find_source
-from ferryman.sources import Listed, Log, Source
+from ferryman.sources import Fetched, Listed, Log, Source, Unchanged
 from ferryman.storage.parquet import BatchGroups, column_values
 
 UNREAD: Final = "unread"
@@ -92,7 +92,7 @@ class DocumentReader:
             if node_health.closed and not node_health.allows(block.ids[i], self.walk.row):
                 return self._postpone(NodeError(ErrorKind.HELD, self._name, f"waits for source {self._name}"))
             try:
-                doc = self._read(block, i)
+                read = self._read(block, i)
             except BaseException as e:
                 fault = classify_error(
                     unless_interrupt(e), self._name, "reading it", reading=True, traces=self.walk.traces
@@ -104,6 +104,9 @@ class DocumentReader:
                 return self._postpone(fault)
             if not node_health.steady:
                 node_health.note_success()
+            if read is None:
+                return RowAction.SKIP, None
+            doc = read
         self.size = len(doc.raw or b"") + len(fields or b"")
         if (why := block.drop_reason(i)) is not None:
             return RowAction.WALK, self.walk.drop_by_source(doc, why)
@@ -145,8 +148,8 @@ class DocumentReader:
     def close(self) -> None:
         self._contents.close()
 
-    def _read(self, block: Block, i: int) -> Document:
-        """Read the document from its source, and record its version."""
+    def _read(self, block: Block, i: int) -> Document | None:
+        """Read the document from its source, and record its version; None: the source says that it is unchanged."""
         listed = listed_document(self._source, block, i)
         if isinstance(self._source, Log):
             entry = self._source.entry(listed)
@@ -156,7 +159,12 @@ class DocumentReader:
             block.set_drop_reason(i, entry.dropped)
             block.set_read(i, encode_fields(doc.fields), entry.provenance if self._provenance else None)
         else:
-            doc = self._source.read(listed)
+            found = read_listed(self._source, listed)
+            if found is None:
+                return None
+            doc, fingerprint = found
+            if fingerprint is not None:
+                block.fingerprints[i] = fingerprint
         doc.version = block.versions[i] = version_of(self._source, doc)
         doc.id = doc.origin_id = block.ids[i]
         return doc
@@ -172,12 +180,29 @@ def listed_document(source: Source, block: Block, i: int) -> Listed:
         raise BadDocument(refused)
     row = block.table.slice(i, 1)
     size, location = row["size"][0].as_py(), row["location"][0].as_py()
-    return Listed(source.own_id(block.ids[i]), size, block.fingerprints[i], location)
+    known = block.known(i)
+    unless_known = known is not None and block.reasons[i] == Reason.LOOK and known.operation == "upsert"
+    fingerprint = known.fingerprint if known is not None and unless_known else ""
+    return Listed(source.own_id(block.ids[i]), size, block.fingerprints[i], location, known=fingerprint)
+
+
+def read_listed(source: Source, listed: Listed) -> tuple[Document, str | None] | None:
+    """Read a document; return it with the fingerprint that came with it, if one did. None: it is unchanged.
+
+    Raises:
+        TypeError: the source says that it is unchanged although nobody asked.
+    """
+    found = source.read(listed)
+    if isinstance(found, Unchanged):
+        if not listed.known:
+            raise TypeError("its source says that it is unchanged, but its content is needed (Listed.known is empty)")
+        return None
+    return found if isinstance(found, Fetched) else (found, None)
 
 
 def version_of(source: Source, doc: Document) -> str:
     """Return the version of a document: a hash of its raw bytes and of the fields that count."""
-    return content_version(encode_fields(source.counted({**doc.fields})), doc.raw)
+    return content_version(encode_fields(source.counted({**doc.fields})), doc.raw if source.counts_raw else None)
 
 
 def unread_version(fault: NodeError, fingerprint: str) -> str:
