@@ -124,6 +124,12 @@ VERIFY: Final[dict[str, str]] = {
 """Additional points of a run whose targets have identities, in 4 or at its end, and of ``verify``; its repair is an
 operator's command."""
 
+MEMORY: Final[dict[str, str]] = {
+    "memory.kept": DRIVER,
+    "memory.written": DRIVER,
+}
+"""Additional points of the last wave of a scan whose sources have a memory, between 2 and 3."""
+
 ONCE: Final[dict[str, str]] = {
     "intake.logged": DRIVER,
     "intake.synced": DRIVER,
@@ -221,7 +227,8 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    known = [*POINTS, *KEYED, *RESET, *STOPS, *ONCE, *VERIFY, *WRITTEN, *INTAKE, *AT_WORK, *MINTED, *EDITED, *QUEUES]
+    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, WRITTEN)
+    known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), once_file, by)

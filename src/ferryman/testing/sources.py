@@ -53,7 +53,7 @@ class SourceSuite:
 
     def pieces(self, source: Source) -> list[Any]:
         """Return the pieces of a scan, in the driver. Override it only for a source that is listed in another way."""
-        return source.partitions()
+        return source.partitions_after({})
 
     def entries(self, source: Source, piece: Any) -> Iterable[Listed | Document]:
         """Return the documents of a piece, in a worker. Override it only together with ``pieces``."""

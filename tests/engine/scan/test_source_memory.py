@@ -4,6 +4,10 @@ cannot be listed again."""
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,11 @@ from ferryman.state.source_memory import load_memory
 from ferryman.state.state import State
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.previewed import previewed
+
+OWN_POINTS = {"memory.kept": 2, "memory.written": 4}
+"""Crash points of a memory -> how often ``feed_story`` comes to them."""
+
+POINTS = ("scan.listed", "scan.judged", "commit.ready", "wave.written", "wave.logged", "settle.closed")
 
 
 class Feed:
@@ -367,8 +376,11 @@ def test_a_preview_sees_what_a_run_would_and_moves_nothing(trial: PlanWorld, fee
     trial.run(wait=0)
     feed.add("c", n=1)
     (place / "fails-b").unlink()
-    shown = previewed(trial.plan, trial.state)
-    assert {each["document"]: each["reason"] for each in shown.documents} == {"b": "retry", "c": "new"}
+    found = [previewed(trial.plan, trial.state), previewed(trial.plan, trial.state, document="b")]
+    assert [{each["document"]: each["reason"] for each in shown.documents} for shown in found] == [
+        {"c": "new"},
+        {"b": "later"},  # its content is in the state
+    ]
     assert position(trial) == 2
 
 
@@ -396,3 +408,19 @@ def test_a_new_version_of_the_plan_goes_on_at_the_cursor(trial: PlanWorld, feed:
     trial.run(newer, from_version=1)
     assert trial.arrived() == {"a": 1, "b": 1, "c": 1}
     assert feed.asked[-1] == 2
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        *(f"{name}:{n}" for name, last in OWN_POINTS.items() for n in range(1, last + 1)),
+        *(f"{name}:1" for name in POINTS),
+        *(pytest.param(f"{name}:{n}", marks=pytest.mark.slow) for name in POINTS for n in range(2, 7)),
+    ],
+)
+def test_a_run_with_a_feed_may_be_killed(place: Path, point: str) -> None:
+    command = [sys.executable, "-m", "tests.support.feed_story", str(place)]
+    killed = subprocess.run(command, env={**os.environ, "FERRYMAN_CRASH": point}, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert json.loads(done.stdout or "null") == [0, True, True, []], done.stderr
