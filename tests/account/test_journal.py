@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import StateDamaged
-from ferryman.records.rows import Result, RowResult, Rows
+from ferryman.records.rows import Result, RowResult, RowSpan
 from ferryman.state.journal import Journal
 from ferryman.storage import processes
 
-ROWS = Rows(100, 0, 5)
+ROWS = RowSpan(100, 0, 5)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def journal(place: Path) -> Journal:
     return made
 
 
-def noted(rows: Rows = ROWS, part: tuple[str, int, int] | None = None, message: str = "") -> Result:
+def noted(rows: RowSpan = ROWS, part: tuple[str, int, int] | None = None, message: str = "") -> Result:
     exceptions = [RowResult(rows.first, "ERROR", message, 1, 5)] if message else []
     count = rows.end - rows.first
     return Result(*rows, sent=count, leave=count - len(exceptions), part=part, rows=exceptions)
@@ -45,17 +45,17 @@ def test_a_chunk_is_claimed_once(journal: Journal) -> None:
 def test_a_claim_is_of_one_pass_and_one_range(journal: Journal) -> None:
     """The same rows in another pass, other rows in the same: other claims."""
     journal.begin(2)
-    others = [(2, ROWS), (1, Rows(100, 5, 10)), (1, Rows(101, 0, 5)), (1, Rows(100, 0, 6))]
+    others = [(2, ROWS), (1, RowSpan(100, 5, 10)), (1, RowSpan(101, 0, 5)), (1, RowSpan(100, 0, 6))]
     assert journal.claim(1, ROWS)
     assert all(journal.claim(pass_, rows) for pass_, rows in others)
     assert journal.claims(1) == sorted([ROWS, *(r for p, r in others if p == 1)])
-    assert journal.claims(1, 101) == [Rows(101, 0, 5)]
+    assert journal.claims(1, 101) == [RowSpan(101, 0, 5)]
 
 
 def _claim_all(folder: Path, go: object, won: object) -> None:
     go.wait()  # type: ignore[attr-defined]
     journal = Journal(folder)
-    won.put([i for i in range(40) if journal.claim(1, Rows(7, i, i + 1))])  # type: ignore[attr-defined]
+    won.put([i for i in range(40) if journal.claim(1, RowSpan(7, i, i + 1))])  # type: ignore[attr-defined]
 
 
 def test_of_many_processes_each_chunk_has_one_owner(journal: Journal) -> None:
@@ -75,9 +75,9 @@ def test_of_many_processes_each_chunk_has_one_owner(journal: Journal) -> None:
 def test_a_claim_says_which_rows_it_means(journal: Journal) -> None:
     """Where some of the range are not due or held: those are not claimed."""
     journal.claim(1, ROWS, [0, 2, 4])
-    journal.claim(1, Rows(100, 5, 10))
+    journal.claim(1, RowSpan(100, 5, 10))
     assert journal.claimed_rows(1, ROWS) == [0, 2, 4]
-    assert journal.claimed_rows(1, Rows(100, 5, 10)) is None
+    assert journal.claimed_rows(1, RowSpan(100, 5, 10)) is None
 
 
 def test_a_live_owner_is_told_from_a_dead_one(journal: Journal) -> None:
@@ -85,24 +85,24 @@ def test_a_live_owner_is_told_from_a_dead_one(journal: Journal) -> None:
     fork = multiprocessing.get_context("fork")
     end = fork.Event()
 
-    def claim(rows: Rows) -> None:
+    def claim(rows: RowSpan) -> None:
         journal.claim(1, rows)
         end.wait()
 
-    alive = fork.Process(target=claim, args=(Rows(1, 0, 1),))
-    dead = fork.Process(target=journal.claim, args=(1, Rows(2, 0, 1)))
+    alive = fork.Process(target=claim, args=(RowSpan(1, 0, 1),))
+    dead = fork.Process(target=journal.claim, args=(1, RowSpan(2, 0, 1)))
     alive.start()
     dead.start()
     dead.join()
     while not journal.claims(1, 1):
         pass
-    journal.claim(1, Rows(3, 0, 1))
-    assert journal.owner_alive(1, Rows(1, 0, 1))
-    assert not journal.owner_alive(1, Rows(2, 0, 1))
-    assert not journal.owner_alive(1, Rows(3, 0, 1))
+    journal.claim(1, RowSpan(3, 0, 1))
+    assert journal.owner_alive(1, RowSpan(1, 0, 1))
+    assert not journal.owner_alive(1, RowSpan(2, 0, 1))
+    assert not journal.owner_alive(1, RowSpan(3, 0, 1))
     end.set()
     alive.join()
-    assert not journal.owner_alive(1, Rows(1, 0, 1))
+    assert not journal.owner_alive(1, RowSpan(1, 0, 1))
 
 
 def test_an_owner_on_another_host_counts_as_alive(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_an_owner_on_another_host_counts_as_alive(journal: Journal, monkeypatch:
 def test_results_come_back(journal: Journal) -> None:
     """With what differs from delivered, and the file that holds the events."""
     bare = noted(message="busy")
-    with_file = noted(Rows(100, 5, 9), part=("abc.parquet", 10, 4))
+    with_file = noted(RowSpan(100, 5, 9), part=("abc.parquet", 10, 4))
     assert journal.publish(1, bare)
     assert journal.publish(1, with_file)
     assert journal.notes(1) == [bare]
@@ -133,10 +133,10 @@ def test_results_come_back(journal: Journal) -> None:
 def test_notes_that_nobody_wants_stay_unread(journal: Journal) -> None:
     """Each row of a chunk may be named in them, and the driver of a million refused documents would hold them all."""
     journal.publish(1, noted())
-    journal.publish(1, noted(Rows(100, 5, 9)))
+    journal.publish(1, noted(RowSpan(100, 5, 9)))
     [unwanted] = journal.folder.glob(f"1/{ROWS.name}.sent")
     unwanted.write_bytes(b"unreadable")
-    assert [note.range for note in journal.notes(1, {Rows(100, 5, 9)}.__contains__)] == [Rows(100, 5, 9)]
+    assert [note.range for note in journal.notes(1, {RowSpan(100, 5, 9)}.__contains__)] == [RowSpan(100, 5, 9)]
 
 
 def test_the_first_result_of_a_chunk_counts(journal: Journal) -> None:
@@ -151,10 +151,17 @@ def test_the_first_result_of_a_chunk_counts(journal: Journal) -> None:
 
 def test_results_are_in_the_order_of_their_rows(journal: Journal) -> None:
     """By file, then row, the longer one first; numbers, not text."""
-    ranges = [Rows(9, 0, 3), Rows(10, 0, 9), Rows(10, 0, 4), Rows(10, 4, 9), Rows(100, 10, 11), Rows(100, 9, 10)]
+    ranges = [
+        RowSpan(9, 0, 3),
+        RowSpan(10, 0, 9),
+        RowSpan(10, 0, 4),
+        RowSpan(10, 4, 9),
+        RowSpan(100, 10, 11),
+        RowSpan(100, 9, 10),
+    ]
     for rows in reversed(ranges):
         journal.publish(1, noted(rows))
-    expected = [*ranges[:4], Rows(100, 9, 10), Rows(100, 10, 11)]
+    expected = [*ranges[:4], RowSpan(100, 9, 10), RowSpan(100, 10, 11)]
     assert [r.range for r in journal.notes(1)] == expected
 
 
@@ -235,7 +242,7 @@ def test_whatever_the_order_nothing_is_sent_unseen(place: Path) -> None:
         journal.create()
         journal.begin(1)
         may_send = sent = False
-        read: list[Rows] = []
+        read: list[RowSpan] = []
         for step in order:
             match step:
                 case "claim":
@@ -287,7 +294,7 @@ def test_trimming_removes_a_pass_with_all_that_is_in_it(journal: Journal) -> Non
 
 def test_trimming_keeps_what_may_still_be_answered(journal: Journal) -> None:
     """Claims without a result stay, until the next pass has looked at them again."""
-    kept = Rows(100, 5, 10)
+    kept = RowSpan(100, 5, 10)
     journal.claim(1, ROWS)
     journal.publish(1, noted())
     journal.claim(1, kept)

@@ -40,7 +40,7 @@ from ferryman.records.rows import (
     OUTBOX_SMALL,
     Result,
     RowResult,
-    Rows,
+    RowSpan,
     Status,
     error_fields,
     error_route,
@@ -79,7 +79,7 @@ class Repair(NamedTuple):
     path: str
     destination: str
     wave: int
-    rows: Rows
+    rows: RowSpan
     results: list[RowResult]
     eligible: list[int] | None
     """Row numbers in the range that were attempted; None: all rows of the range."""
@@ -91,7 +91,7 @@ class Fold(NamedTuple):
     results: list[Result]
     """Results whose ledger events a worker has written to a data file; no row is in two of them."""
     repairs: list[Repair]
-    unknown: list[Rows]
+    unknown: list[RowSpan]
     """Claims of this pass without a result."""
     updates: list[UpdateResult]
     """Results of keyed nodes."""
@@ -145,7 +145,7 @@ def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> 
         ]
         rewritten = run(rewrite, mixed) if mixed else []  # 6
         crash.point("settle.rewritten")
-        keep = {Rows(*rows) for rows in info["unknown"]}
+        keep = {RowSpan(*rows) for rows in info["unknown"]}
         with cached_listing(state.journal.folder):
             for pass_ in state.journal.passes():  # 7
                 if pass_ <= wave:
@@ -194,15 +194,15 @@ def read_fold(state: State, wave: int) -> Fold:
     return Fold(results, repairs, unknown, read_updates(state.journal, wave, by_key))
 
 
-def _by_key(results: Iterable[Result]) -> dict[int, list[Rows]]:
+def _by_key(results: Iterable[Result]) -> dict[int, list[RowSpan]]:
     """Group the ranges of results by outbox file, identified by the file's first sequence."""
-    ranges: dict[int, list[Rows]] = defaultdict(list)
+    ranges: dict[int, list[RowSpan]] = defaultdict(list)
     for result in results:
         ranges[result.key].append(result.range)
     return ranges
 
 
-def _is_covered(rows: Rows, ranges: dict[int, list[Rows]]) -> bool:
+def _is_covered(rows: RowSpan, ranges: dict[int, list[RowSpan]]) -> bool:
     """Return whether one of the ranges contains all of these rows."""
     return any(other.first <= rows.first and rows.end <= other.end for other in ranges.get(rows.key, ()))
 
@@ -296,7 +296,7 @@ def _count_stale(fold: Fold, by_key: dict[int, DataFile]) -> dict[str, int]:
     return dict(+counts)
 
 
-def _unknown_results(state: State, file: DataFile, rows: Rows, meant: list[int] | None) -> list[RowResult]:
+def _unknown_results(state: State, file: DataFile, rows: RowSpan, meant: list[int] | None) -> list[RowResult]:
     """Mark every row of a claimed chunk without a result as in doubt.
 
     Args:

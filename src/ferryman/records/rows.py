@@ -421,7 +421,7 @@ UNTOUCHED: Final = "UNTOUCHED"
 unchanged."""
 
 
-class Rows(NamedTuple):
+class RowSpan(NamedTuple):
     """Rows of an outbox file: ``first`` ≤ row < ``end``."""
 
     key: int
@@ -478,7 +478,7 @@ class Result(msgspec.Struct, frozen=True):
     @classmethod
     def of(
         cls,
-        rows: Rows,
+        rows: RowSpan,
         eligible: int,
         noted: list[RowResult],
         part: tuple[str, int, int] | None,
@@ -507,8 +507,8 @@ class Result(msgspec.Struct, frozen=True):
         )
 
     @property
-    def range(self) -> Rows:
-        return Rows(self.key, self.first, self.end)
+    def range(self) -> RowSpan:
+        return RowSpan(self.key, self.first, self.end)
 
     @property
     def ledger_part(self) -> Part | None:

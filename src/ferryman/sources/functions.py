@@ -23,8 +23,8 @@ _WHOLE: Final = ""
 """Bookmark of a reader without partitions."""
 
 _LOOP_ROWS: Final = 10_000
-"""Rows in a row that were all seen before, after which a reader is taken to read the same pages for ever; fewer if that
-is everything it has read."""
+"""Rows in a row that were all seen before, after which a reader is taken to read the same pages without end; fewer if
+that is everything it has read."""
 
 _FEWEST_ROWS: Final = 100
 
@@ -102,7 +102,7 @@ class Rows(Source):
 
 
 class Cursor(Source):
-    """What is new since a cursor: ``Cursor(read)``, for an API that lists changes.
+    """Changes since a cursor: ``Cursor(read)``, for an API that lists what is new.
 
     ``read(cursor)`` yields pairs ``(document, cursor)``: a dict or a ``Document``, and any JSON value from which the
     next scan goes on: a time, a number, a token. ``Document.deleted(id)`` deletes a document; ``None`` in its place
@@ -264,7 +264,7 @@ class RowReader:
         """Yield a document for each row that has an id.
 
         Raises:
-            Misconfigured: what it yields is no row; or the same rows come again and again.
+            Misconfigured: it yields something other than rows, or the same rows again and again.
         """
         for row in rows:
             document = row if isinstance(row, Document) else self._document(row)

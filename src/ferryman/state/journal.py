@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from ferryman.records.keys import UpdateResult
-from ferryman.records.rows import Result, Rows
+from ferryman.records.rows import Result, RowSpan
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
 from ferryman.storage.processes import Process
@@ -64,7 +64,7 @@ class Journal:
             files.remove(self._open(pass_))
         return folder
 
-    def claim(self, pass_: int, rows: Rows, eligible: list[int] | None = None) -> bool:
+    def claim(self, pass_: int, rows: RowSpan, eligible: list[int] | None = None) -> bool:
         """Claim a chunk durably; return False if it is claimed already (also by ourselves, before a crash).
 
         Args:
@@ -111,13 +111,13 @@ class Journal:
         path = self._hung(pass_, destination)
         return str(files.unseal(path)) if files.exists(path) else None
 
-    def owner_alive(self, pass_: int, rows: Rows) -> bool:
+    def owner_alive(self, pass_: int, rows: RowSpan) -> bool:
         """Return whether the process that claimed these rows is still running, as far as this machine can tell."""
         owner: Any = files.unseal(self._path(pass_, rows, "claim"))
         process = msgspec.convert(owner["process"], Process)
         return not process.is_gone and process != Process.current()
 
-    def claimed_rows(self, pass_: int, rows: Rows) -> list[int] | None:
+    def claimed_rows(self, pass_: int, rows: RowSpan) -> list[int] | None:
         """Return the rows that a claim covers; None: its whole range."""
         owner: Any = files.unseal(self._path(pass_, rows, "claim"))
         return None if owner["eligible"] is None else list(owner["eligible"])
@@ -136,7 +136,7 @@ class Journal:
         """
         return self._read(path for _, kind, path in self._entries(pass_) if kind == "result")
 
-    def notes(self, pass_: int, wanted: Callable[[Rows], bool] = lambda rows: True) -> list[Result]:
+    def notes(self, pass_: int, wanted: Callable[[RowSpan], bool] = lambda rows: True) -> list[Result]:
         """Return the outcomes recorded for these chunks of a pass, in the order of their rows. A note may list every
         row, so exclude chunks that a ledger file covers.
 
@@ -145,11 +145,11 @@ class Journal:
         """
         return self._read(path for rows, kind, path in self._entries(pass_) if kind == "sent" and wanted(rows))
 
-    def answered(self, pass_: int, key: int | None = None) -> set[Rows]:
+    def answered(self, pass_: int, key: int | None = None) -> set[RowSpan]:
         """Return the ranges of a file that have a result or a note in this pass; of all files if ``key`` is None."""
         return {rows for rows, kind, _ in self._entries(pass_) if kind != "claim" and key in (None, rows.key)}
 
-    def claims(self, pass_: int, key: int | None = None) -> list[Rows]:
+    def claims(self, pass_: int, key: int | None = None) -> list[RowSpan]:
         """Return the claims on a file's rows in this pass; on all files if ``key`` is None."""
         return sorted(rows for rows, kind, _ in self._entries(pass_) if kind == "claim" and key in (None, rows.key))
 
@@ -167,7 +167,7 @@ class Journal:
         """Return the passes that have a journal."""
         return sorted(int(n) for n in files.list_names(self.folder) if n.isdigit())
 
-    def trim(self, pass_: int, keep: set[Rows]) -> None:
+    def trim(self, pass_: int, keep: set[RowSpan]) -> None:
         """Remove a pass's journal, except the files of these claims, for which a result may still arrive."""
         for rows, _, path in list(self._entries(pass_)):
             if rows not in keep:
@@ -178,7 +178,7 @@ class Journal:
                 files.remove_flat_folder(folder)
                 return
 
-    def forget(self, pass_: int, rows: Rows) -> None:
+    def forget(self, pass_: int, rows: RowSpan) -> None:
         """Remove a claim that was left open; late results for it no longer count."""
         folder = self.folder / str(pass_)
         files.remove_all(folder / name for name in files.list_names(folder) if name.startswith(f"{rows.name}."))
@@ -189,18 +189,18 @@ class Journal:
     def _hung(self, pass_: int, destination: str) -> StatePath:
         return self.folder / str(pass_) / f"{destination}.hung"
 
-    def _path(self, pass_: int, rows: Rows, kind: str) -> StatePath:
+    def _path(self, pass_: int, rows: RowSpan, kind: str) -> StatePath:
         return self.folder / str(pass_) / f"{rows.name}.{kind}"
 
     def _read(self, paths: Iterable[StatePath]) -> list[Result]:
         found = [msgspec.convert(files.unseal(path), Result) for path in paths]
         return sorted(found, key=lambda r: (r.key, r.first, -r.end))
 
-    def _entries(self, pass_: int) -> Iterator[tuple[Rows, str, StatePath]]:
+    def _entries(self, pass_: int) -> Iterator[tuple[RowSpan, str, StatePath]]:
         folder = self.folder / str(pass_)
         for name in files.list_names(folder):
             if found := _NAME.match(name):
-                yield Rows(int(found[1]), int(found[2]), int(found[3])), found[4], folder / name
+                yield RowSpan(int(found[1]), int(found[2]), int(found[3])), found[4], folder / name
 
 
 def _pass_of(name: str) -> int:

@@ -1,4 +1,4 @@
-"""What sources want to be given in their next scan, and the content of documents that they cannot list again.
+"""Memory of sources: bookmarks for their next scan, and the content of documents that they cannot list again.
 
 A source's memory is a sealed file, ``sources/<source>/<number>.json``, and at most one data file beside it, which it
 names. The commit of the wave that ends a scan records the number as an application transaction of the outbox, so the

@@ -56,7 +56,7 @@ from ferryman.records.rows import (
     UNTOUCHED,
     Result,
     RowResult,
-    Rows,
+    RowSpan,
     Status,
     latest_us,
     not_read_messages,
@@ -178,7 +178,7 @@ class FileDelivery:
         places = np.flatnonzero(self.keys.eligible)
         return places, table if len(places) == table.num_rows else table.take(pa.array(places)).combine_chunks()
 
-    def _find_done_ranges(self) -> set[Rows]:
+    def _find_done_ranges(self) -> set[RowSpan]:
         """Return the ranges that an earlier attempt of this task has finished."""
         journal, number = self.turn.journal, self.turn.number
         done = journal.answered(number, self.file.key)
@@ -272,12 +272,12 @@ class FileDelivery:
         self.unreadable[start] = describe_memory_error(error)
         return True
 
-    def _range(self, start: int, end: int) -> Rows:
-        return Rows(self.file.key, int(self.row_numbers[start]), int(self.row_numbers[end - 1]) + 1)
+    def _range(self, start: int, end: int) -> RowSpan:
+        return RowSpan(self.file.key, int(self.row_numbers[start]), int(self.row_numbers[end - 1]) + 1)
 
     # -- at-most-once ------------------------------------------------------------------------------
 
-    def _send_once(self, rows: Rows, start: int, end: int) -> None:
+    def _send_once(self, rows: RowSpan, start: int, end: int) -> None:
         turn = self.turn
         if not turn.may_send():
             raise LaneStop  # do not claim rows that would not be sent
@@ -315,7 +315,7 @@ class FileDelivery:
 
     # -- exactly-once, at-least-once ---------------------------------------------------------------
 
-    def _send(self, rows: Rows, start: int, end: int) -> None:
+    def _send(self, rows: RowSpan, start: int, end: int) -> None:
         if not self.turn.may_send():  # 2
             raise LaneStop
         waiting = self._waiting(start, end)
@@ -483,12 +483,12 @@ class FileDelivery:
         self.waiting_deletes.update({start + at: upsert for at, upsert in deletes.items() if upsert.tried})
         return sorted({*self.keys.waiting(start, end), *deletes})
 
-    def _note_waiting(self, rows: Rows, start: int, end: int) -> None:
+    def _note_waiting(self, rows: RowSpan, start: int, end: int) -> None:
         """Record why deletes wait, in a chunk of which all rows wait."""
         if not self.waiting_deletes.keys().isdisjoint(range(start, end)):
             self._record(rows, start, end, [Outcome.held()] * (end - start))
 
-    def _record(self, rows: Rows, start: int, end: int, outcomes: list[Outcome] | None) -> None:
+    def _record(self, rows: RowSpan, start: int, end: int, outcomes: list[Outcome] | None) -> None:
         """Record the outcomes of a chunk; durably, where it must not be sent again."""
         if self.turn.exactly_once:
             self.pending.append((start, end, self._row_results(start, end, outcomes)))
@@ -551,7 +551,7 @@ class FileDelivery:
         self.not_read |= {start + at: message for at, message in not_read_messages(content["fields"]).items()}
         return list(map(Delivery, *columns.values()))
 
-    def _note(self, rows: Rows, start: int, end: int, outcomes: list[Outcome] | None) -> None:
+    def _note(self, rows: RowSpan, start: int, end: int, outcomes: list[Outcome] | None) -> None:
         """Record the results of a chunk before the next one is sent, so that a kill leaves at most one chunk per lane
         without a result."""
         results = self._row_results(start, end, outcomes)
@@ -593,7 +593,7 @@ class FileDelivery:
                     self.turn.undelivered.add(tuple(family), UndeliveredUpsert(document, result.due, tried))
 
     def _result(
-        self, rows: Rows, start: int, end: int, results: list[RowResult], part: tuple[str, int, int] | None
+        self, rows: RowSpan, start: int, end: int, results: list[RowResult], part: tuple[str, int, int] | None
     ) -> Result:
         meant, deleted = self._eligible_rows(rows, start, end), self._count_deletes(start, end, results)
         return Result.of(rows, end - start, results, part, deleted=deleted, meant=meant)
@@ -607,7 +607,7 @@ class FileDelivery:
         rows = self.row_numbers[start:end][np.asarray(deletes)]
         return sum(row not in stay for row in rows.tolist())
 
-    def _eligible_rows(self, rows: Rows, start: int, end: int, left_out: Sequence[int] = ()) -> list[int] | None:
+    def _eligible_rows(self, rows: RowSpan, start: int, end: int, left_out: Sequence[int] = ()) -> list[int] | None:
         """Return the numbers of the eligible rows of a range, except those left out; None if these are all rows of the
         range.
 
@@ -653,7 +653,7 @@ class FileDelivery:
         return bool(len(self.rows_sent_last)) and bool(self.row_numbers[start - 1] + 1 != self.row_numbers[start])
 
     def _publish(
-        self, rows: Rows, start: int, end: int, results: list[RowResult], part: tuple[str, int, int] | None
+        self, rows: RowSpan, start: int, end: int, results: list[RowResult], part: tuple[str, int, int] | None
     ) -> None:
         if part is None:
             return  # no row was attempted

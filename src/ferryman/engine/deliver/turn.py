@@ -28,7 +28,7 @@ from ferryman.errors import (
 from ferryman.memory import describe_memory_error, is_failed_allocation
 from ferryman.net.faults import is_connection_error
 from ferryman.plan import DestinationNode, Policy
-from ferryman.records.rows import HELD_DELETE, STALE, UNTOUCHED, RowResult, Rows, Status
+from ferryman.records.rows import HELD_DELETE, STALE, UNTOUCHED, RowResult, RowSpan, Status
 from ferryman.state.journal import Journal
 from ferryman.storage.files import StatePath
 
@@ -119,7 +119,7 @@ class Turn:
         self.exactly_once = node.policy.guarantee is Guarantee.EXACTLY_ONCE
         self.isolated = isolated
         self.deadline = time.monotonic() + current.pace_s
-        self.claimed_elsewhere: list[Rows] = []
+        self.claimed_elsewhere: list[RowSpan] = []
         self.held_keys = HeldKeys(ended_holds=ended_holds)
         self.undelivered = UndeliveredFamilies()
         self.exempt = exempt
