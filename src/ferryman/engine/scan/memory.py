@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -49,7 +49,6 @@ class SourceMemories:
     def __init__(self, state: State) -> None:
         self._state = state
         self._nodes = [node for node in sources_of(state.plan.nodes) if uses_memory(node)]
-        self._bookmarks: dict[str, dict[str, Any]] = {}
         self._listings: list[Listing] = []
         self.current: dict[str, SourceMemory] = {}
 
