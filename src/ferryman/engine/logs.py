@@ -17,6 +17,7 @@ from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart, Listing, Staged, WantedIds, outage_of
 from ferryman.engine.tasks import EntryRange, HeldEntry, LogBatch, LogSplit
 from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
+from ferryman.observe import WARNING
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
 from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.records.keys import lane_number, lanes, place_id, place_of
@@ -250,7 +251,7 @@ class Logs:
         except Exception as e:
             self._snapshots.pop(node.name, None)
             failure = message_of(e)
-            self._report(f"source {node.name}: {failure}")
+            self._report(f"{WARNING}source {node.name}: {failure}")
             return Listing(node, [ListedPart(node.name, "", 0, 0, failure, outage=outage_of(e))])
         self._snapshots[node.name] = snapshot
         for partition in snapshot.positions.keys() - {p for source, p in self._counted_heads if source == node.name}:
@@ -479,7 +480,7 @@ class Logs:
             for reader in forgotten:
                 log.forget(reader)
         except Exception as e:  # the next wave tells it again, and until then the log removes nothing
-            self._report(f"source {name}: its position could not be noted: {message_of(e)}")
+            self._report(f"{WARNING}source {name}: its position could not be noted: {message_of(e)}")
 
 
 def _waits_itself(entry: Blocked) -> bool:

@@ -27,6 +27,7 @@ from ferryman.engine.summary import describe_listing
 from ferryman.engine.tasks import Reason, RowRange, TaskSplit, WaveBatch, link_files
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.reader import listed_document, unread_version, version_of
+from ferryman.observe import WARNING
 from ferryman.plan import conflicting_sources, find_source
 from ferryman.records.rows import DOCUMENTS, now_us
 from ferryman.sources import Source
@@ -108,7 +109,7 @@ class ScanPhase:
             self._observer.outcome(describe_listing(listings, changes.batches))
             self._observer.planned(rows)
         self.held = bool(changes.too_many) or (self.held and only_pending)
-        for note in (*changes.notes, *changes.too_many):
+        for note in (*changes.notes, *(WARNING + each for each in changes.too_many)):
             self._report(note)  # a scan for pending documents finds the same again
         if due is not None and not changes.batches:
             self._pending.unlisted.add(due)

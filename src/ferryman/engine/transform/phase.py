@@ -21,6 +21,7 @@ from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.tasks import LogBatch, LogSplit, TaskSplit, WaveBatch
 from ferryman.engine.transform.task import Transform
 from ferryman.errors import WorkerDied
+from ferryman.observe import WARNING
 from ferryman.records.rows import now_us
 from ferryman.state.state import State
 from ferryman.storage import files
@@ -166,5 +167,5 @@ class TransformPhase:
 
     def _note_death(self, wave: int, death: WorkerDied, *, once: bool = False) -> None:
         again = "What it had begun is in doubt, the rest goes on" if once else "Its tasks are run again, one by one"
-        self._report(f"wave {wave}: {death}. {again}.")
+        self._report(f"{WARNING}wave {wave}: {death}. {again}.")
         self.has_orphans = True
