@@ -177,7 +177,7 @@ class Logs:
                 transactions |= stored.stop_transactions(partition, NOTHING_STOPS)
         return transactions
 
-    def intake_of(self, splits: Sequence[LogSplit]) -> tuple[list[EntryRange], dict[str, int]]:
+    def ranges_to_take(self, splits: Sequence[LogSplit]) -> tuple[list[EntryRange], dict[str, int]]:
         """Return what an at-most-once wave commits before its tasks run: the ranges of entries, and the application
         transactions that advance the positions past them."""
         reached: dict[str, dict[str, int]] = {}
@@ -186,9 +186,11 @@ class Logs:
                 reached.setdefault(split.source, {}).update(self._logs[split.source].behind(split.piece))
         return self._once_ranges.ranges_of(splits), self._position_transactions(reached, dict.fromkeys(reached, 0))
 
-    def select_once_results(self, intake: OnceWave, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> LogResults:
+    def select_once_results(
+        self, once_wave: OnceWave, splits: Sequence[LogSplit], staged: Sequence[Staged]
+    ) -> LogResults:
         """Select the results that an at-most-once wave commits; its tasks have run at most once."""
-        ended = self._once_ranges.results_of(intake, splits, staged)
+        ended = self._once_ranges.results_of(once_wave, splits, staged)
         self._update_blocked(ended.reached, ended.blocked)
         stops, _ = self._record_stops({}, ended.reached)  # of the time before the plan was one of at-most-once
         return LogResults(ended.kept, ended.transactions | stops, ended.discarded)

@@ -344,7 +344,7 @@ _FEW: Final = 0.25
 """Largest share of changed rows for which a task reads only these; for more, reading all rows is faster."""
 
 
-def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: ProgressReader) -> ChangeSet:
+def look_early(changes: ChangeSet, pickled_plan: PickledPlan, runner: Runner, live: ProgressReader) -> ChangeSet:
     """Drop documents that turn out to be unchanged from the changes. Does nothing if Spark is already running, or is
     needed anyway."""
     tasks = [task for batch in changes.batches for task in batch.tasks]
@@ -356,7 +356,7 @@ def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: P
     ):
         return changes
     with live.follow() as folder:
-        changed = iter(early.submit(FindChanged(shipped, folder), tasks).result())
+        changed = iter(early.submit(FindChanged(pickled_plan, folder), tasks).result())
     left = []
     for batch in changes.batches:
         changed_tasks = [_select_rows(task, next(changed)) for task in batch.tasks]
@@ -373,11 +373,11 @@ class FindChanged:
     them.
     """
 
-    shipped: PickledPlan
+    pickled_plan: PickledPlan
     live: str = ""
 
     def __call__(self, split: TaskSplit) -> list[int]:
-        source = find_source(self.shipped.plan().nodes, split.source).source
+        source = find_source(self.pickled_plan.plan().nodes, split.source).source
         live = ProgressWriter(self.live)
         changed: list[int] = []
         row, away = 0, False
