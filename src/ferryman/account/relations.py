@@ -481,7 +481,7 @@ def _held_delete(row: Mapping[str, Any], published: Published, failure: FailedMe
         failure: where a part of the newer version failed; None: it is not known any more.
     """
     where = "a step failed" if failure is None else f"{failure.node} failed for {row['origin'] + failure.member}"
-    message = f"{HELD_DELETE}{where}, which the newer version has in its place; `ferryman retry PLAN` tries it again"
+    message = f"{HELD_DELETE}{where} of the newer version; `ferryman retry PLAN` tries it again"
     values = {
         **{name: row[name] for name in ("source", "origin", "version", "revision", "wave")},
         "document": row["origin"] + published.member,

@@ -697,7 +697,7 @@ def _print_report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str,
         print_targets(plan, root, spec, state)
     if ran and account.has_not_read(root, plan):
         listing = next_command("deliveries", spec, "--by", "unread", state=state)
-        print_line(f"Of some that are delivered not everything was read: {listing}")
+        print_line(f"Some documents were delivered without all of their content. What was not read: {listing}")
 
 
 def print_ways_on(spec: str, state: str | None) -> None:
@@ -726,7 +726,9 @@ def print_targets(plan: Plan, root: StatePath, spec: str, state: str | None) -> 
             print_line(f"The target of {name} {target.describe()} (found {since} UTC). Next: {repair}")
     for name in sorted(names & verified.keys()):
         if (clean := verified[name].clean) is not None:
-            print_line(f"{name} was verified up to wave {clean.wave} ({format_time(clean.at)} UTC): all was there.")
+            print_line(
+                f"{name} was verified up to wave {clean.wave} ({format_time(clean.at)} UTC): nothing was missing."
+            )
 
 
 def empty_status(plan: Plan) -> dict[str, Any]:

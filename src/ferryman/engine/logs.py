@@ -321,7 +321,7 @@ class Logs:
         more."""
         state: Any = self._state.identity()
         if "from" in state and not was_read:
-            self._report(f"source {name}: version {state['from']} had no place in it; it is read from its beginning")
+            self._report(f"source {name}: version {state['from']} had no position in it; it is read from its beginning")
         if not snapshot.moved:  # the log keeps an operator's move until a commit has followed it
             self._note_position(name, snapshot, state.get("readers", ()))
 
@@ -482,7 +482,7 @@ class Logs:
             for reader in forgotten:
                 log.forget(reader)
         except Exception as e:  # the next wave tells it again, and until then the log removes nothing
-            self._report(f"{WARNING}source {name}: its position could not be noted: {message_of(e)}")
+            self._report(f"{WARNING}source {name}: its position could not be recorded: {message_of(e)}")
 
 
 def _waits_itself(entry: Blocked) -> bool:

@@ -314,7 +314,7 @@ def test_status_and_deliveries_show_what_a_failed_step_holds(net: PlanWorld, bad
     assert sorted(row["document"] for row in rows) == stay
     for row in rows:
         assert (row["operation"], row["destination"], row["origin"]) == ("delete", "out", "a")
-        assert f"failed for {bad}, which the newer version has in its place" in row["message"]
+        assert f"failed for {bad} of the newer version; `ferryman retry" in row["message"]
     assert held() == held(family="a") == held(destination="out") == held(source=rows[0]["source"]) == rows
     assert held(family="other") == held(status="failed") == held(destination="none") == []
     counts = account.status(net.root, net.plan)
