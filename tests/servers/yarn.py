@@ -182,7 +182,7 @@ class YarnNode(Server):
 
 
 def spark_settings(executors: int) -> list[str]:
-    """Options of ``ferryman run`` for so many small executors, with the jars that are here: else a run uploads 400 MB."""
+    """Options of ``ferryman run`` for so many small executors, with jars from here: else a run uploads 400 MB."""
     jars = Path(pyspark.__file__).parent / "jars"
     settings = {
         "spark.yarn.jars": f"local:{jars}/*",
