@@ -122,7 +122,9 @@ class Document(MutableMapping[str, Any]):
 
     deleted = deletion
 
-    def child(self, key: object = None, *, raw: bytes | None = None, **fields: Any) -> Document:
+    def child(
+        self, key: object = None, *, raw: bytes | None = None, only_if_changed: bool = False, **fields: Any
+    ) -> Document:
         """A new document made from this one; return it from the step, alone or with others.
 
         Its id is this document's id, ``#``, and the key, percent-encoded. It must be the same on every run of the same
@@ -130,6 +132,7 @@ class Document(MutableMapping[str, Any]):
 
         Args:
             key: text or a number, unique among this document's children; default: how many were made before it.
+            only_if_changed: the attribute of the child.
 
         Raises:
             PermanentError: an empty key.
@@ -147,6 +150,7 @@ class Document(MutableMapping[str, Any]):
         child.parent_id = self.id
         child.origin_id = self.origin_id
         child.version = self.version
+        child.only_if_changed = only_if_changed
         return child
 
     def again(self, after: str | float | timedelta, *, why: str = "") -> None:

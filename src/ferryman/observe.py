@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TextIO
 
 from ferryman.errors import UsageError, single_stops
 from ferryman.limits import GIB, KIB, MIB
@@ -73,6 +73,7 @@ class Observer(Protocol):
         expects(1200)
         phase(3, "settle")
         settled(1000, 198, 2)       whenever the numbers change: the first and the last are increments
+        waits(60.0)                 before the run sleeps
         message("…")                at any time
 
     A method must not raise, and must return at once: the run waits for it. ``live`` and ``error`` are called from
@@ -108,8 +109,11 @@ class Observer(Protocol):
     def settled(self, delivered: int, pending: int, failed: int) -> None:
         """Report counts: newly delivered or deleted, pending now, newly failed or rejected."""
 
+    def waits(self, seconds: float | None = None) -> None:
+        """Report that the phase has ended and nothing is done for so many seconds. None: it is not known how long."""
+
     def message(self, text: str) -> None:
-        """Report a line of text."""
+        """Report a line of text. One that begins with ``warning: `` or ``error: `` has that level in a log."""
 
     def finished(self, counts: Mapping[str, int]) -> None:
         """Report that the run has ended, with its exit code and counts as in ``run --json``."""
@@ -131,6 +135,7 @@ class Silent:
     def error(self, document: str, text: str, trace: str) -> None: ...
     def staged(self, documents: int) -> None: ...
     def settled(self, delivered: int, pending: int, failed: int) -> None: ...
+    def waits(self, seconds: float | None = None) -> None: ...
     def message(self, text: str) -> None: ...
     def finished(self, counts: Mapping[str, int]) -> None: ...
     def about(self, plan: str) -> None: ...
@@ -175,6 +180,10 @@ class Forwarding:
         for each in self._observers:
             each.settled(delivered, pending, failed)
 
+    def waits(self, seconds: float | None = None) -> None:
+        for each in self._observers:
+            each.waits(seconds)
+
     def message(self, text: str) -> None:
         for each in self._observers:
             each.message(text)
@@ -194,14 +203,34 @@ _LONG_S: Final = 10.0
 _PROGRESS_EVERY_S: Final = 30.0
 """Seconds between two progress reports of a long phase."""
 
+_QUIET_S: Final = 3600.0
+"""Seconds after which an endless run that has had nothing to report says so."""
+
+WARNING: Final = "warning: "
+"""Prefix of messages that an operator should see although the run goes on."""
+
+
+class EndedPhase(NamedTuple):
+    """A phase that has ended: its result as text, or "", and how many documents it counted."""
+
+    wave: int
+    name: str
+    outcome: str
+    documents: int
+    took_s: float
+
 
 class PhaseTracker:
     """Tracks the phases of a run; a base class for observers that report at the end of each phase.
+
+    After a wait nothing is reported of phases and waves until one has a result: an endless run lists its sources, and
+    tries what is pending, again and again.
 
     Attributes:
         wave: number of the current wave.
         name: name of the current phase; "" between two phases.
         plan: the plan of a flow that calls are about; "" if there is only one, or all are meant.
+        reported_at: time of the clock of the last report.
     """
 
     wants_live = True
@@ -212,13 +241,31 @@ class PhaseTracker:
         self.wave = 0
         self.name = self.plan = ""
         self._outcome = ""
-        self._began = self._reported_at = clock()
+        self._began = self._progress_at = self.reported_at = clock()
+        self._is_quiet = False
+        """Nothing has had a result since the last wait."""
+        self._unreported: list[EndedPhase] = []
+        """Phases since then."""
+        self._pending: dict[str, int] = {}
+        """Plan -> pending deliveries, as of its last settled wave."""
 
-    def phase_ended(self, name: str, outcome: str, took_s: float) -> None:
-        """Report a phase that has ended. ``outcome``: its result as text, or ""."""
+    def phase_ended(self, phase: EndedPhase) -> None:
+        """Report a phase that has ended."""
+
+    def wave_settled(self, delivered: int, pending: int, failed: int) -> None:
+        """Report the counts of a settled wave, see ``Observer.settled``."""
 
     def report_progress(self) -> None:
         """Report on a phase that takes long. Called every ``_PROGRESS_EVERY_S`` seconds."""
+
+    def report_quiet(self, pending: int, quiet_s: float, next_look: str) -> None:
+        """Report that nothing has happened. Called every ``_QUIET_S`` seconds, before a wait.
+
+        Args:
+            pending: pending deliveries, of all plans.
+            quiet_s: seconds since the last report.
+            next_look: time of the end of the wait, ISO 8601.
+        """
 
     @property
     def took_s(self) -> float:
@@ -228,7 +275,7 @@ class PhaseTracker:
     def phase(self, wave: int, name: str) -> None:
         self.end_phase()
         self.wave, self.name = wave, name
-        self._began = self._reported_at = self.clock()
+        self._began = self._progress_at = self.clock()
         self.pace.phase(name)
 
     def planned(self, documents: int) -> None:
@@ -242,14 +289,31 @@ class PhaseTracker:
 
     def live(self, documents: int) -> None:
         self.pace.live(documents)
-        if self.clock() - self._reported_at >= _PROGRESS_EVERY_S:
-            self._reported_at = self.clock()
+        if self.clock() - self._progress_at >= _PROGRESS_EVERY_S:
+            self._progress_at = self.clock()
             self.report_progress()
 
     def staged(self, documents: int) -> None: ...
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
         self.end_phase()
+        if delivered or failed or pending != self._pending.get(self.plan):
+            self._report_unreported()
+        self._pending[self.plan] = pending
+        if not self._is_quiet:
+            self.wave_settled(delivered, pending, failed)
+
+    def waits(self, seconds: float | None = None) -> None:
+        self.end_phase()
+        if seconds is None:
+            return
+        self._is_quiet = True
+        self._unreported.clear()
+        quiet_s = self.clock() - self.reported_at
+        if quiet_s >= _QUIET_S:
+            self.reported_at = self.clock()
+            until = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=seconds)
+            self.report_quiet(sum(self._pending.values()), quiet_s, until.isoformat(timespec="seconds"))
 
     def finished(self, counts: Mapping[str, int]) -> None:
         self.end_phase()
@@ -266,13 +330,23 @@ class PhaseTracker:
     def end_phase(self) -> None:
         """Report on the current phase, if there is one."""
         if self.name:
-            self.phase_ended(self.name, self._outcome, self.took_s)
+            ended = EndedPhase(self.wave, self.name, self._outcome, self.pace.done, self.took_s)
+            self._unreported.append(ended)
+            if ended.outcome or not self._is_quiet:
+                self._report_unreported()
         self.name = self._outcome = ""
+
+    def _report_unreported(self) -> None:
+        self._is_quiet = False
+        for ended in self._unreported:
+            self.phase_ended(ended)
+        self._unreported.clear()
 
 
 class LineProgress(PhaseTracker):
     """Prints a line for each phase with its result and duration, for each settled wave and for each message; while a
-    phase takes long, one every ``_PROGRESS_EVERY_S`` seconds. For pipes and log files.
+    phase takes long, one every ``_PROGRESS_EVERY_S`` seconds; while nothing happens, one every ``_QUIET_S`` seconds.
+    For pipes and log files.
 
     Args:
         verbose: also print when a phase begins, and the tracebacks of errors.
@@ -288,15 +362,20 @@ class LineProgress(PhaseTracker):
         if self.verbose:
             self.message(f"wave {wave}: {name}")
 
-    def phase_ended(self, name: str, outcome: str, took_s: float) -> None:
-        """Print the phase, unless it is a short scan that found nothing: a run may repeat that every few seconds."""
-        if not outcome and name == "deliver" and self.pace.done:
-            outcome = f"{plural(self.pace.done, 'delivery', 'deliveries')} sent"
-        if outcome or name != "scan" or took_s >= _LONG_S:
-            self.message(f"wave {self.wave}: {name}: {outcome}{', ' if outcome else ''}{duration(took_s)}")
+    def phase_ended(self, phase: EndedPhase) -> None:
+        """Print the phase, unless it is a short scan that found nothing."""
+        outcome = phase.outcome
+        if not outcome and phase.name == "deliver" and phase.documents:
+            outcome = f"{plural(phase.documents, 'delivery', 'deliveries')} sent"
+        if outcome or phase.name != "scan" or phase.took_s >= _LONG_S:
+            took = duration(phase.took_s)
+            self.message(f"wave {phase.wave}: {phase.name}: {outcome}{', ' if outcome else ''}{took}")
 
     def report_progress(self) -> None:
         self.message(f"wave {self.wave}: {self.name}: {self.pace.describe()}")
+
+    def report_quiet(self, pending: int, quiet_s: float, next_look: str) -> None:
+        self.message(describe_quiet(pending, quiet_s, next_look))
 
     def error(self, document: str, text: str, trace: str) -> None:
         self.message(f"{document}: {text}")
@@ -307,8 +386,7 @@ class LineProgress(PhaseTracker):
         if self.verbose:
             self.message(f"wave {self.wave}: {plural(documents, 'delivery', 'deliveries')} to send")
 
-    def settled(self, delivered: int, pending: int, failed: int) -> None:
-        super().settled(delivered, pending, failed)
+    def wave_settled(self, delivered: int, pending: int, failed: int) -> None:
         self.message(f"wave {self.wave}: {_figures(delivered, pending, failed)}")
 
     def message(self, text: str) -> None:
@@ -316,8 +394,16 @@ class LineProgress(PhaseTracker):
 
     def write(self, text: str) -> None:
         """Write a line without the plan's name."""
+        self.reported_at = self.clock()
         self.stream.write(one_line(text) + "\n")
         self.stream.flush()
+
+
+def describe_quiet(pending: int, quiet_s: float, next_look: str) -> str:
+    """Format ``nothing has happened for 1 h 0 min, 3 deliveries are pending; the next look is at … UTC``."""
+    rest = f", {plural(pending, 'delivery is', 'deliveries are')} pending" if pending else ""
+    at = next_look.replace("T", " ").removesuffix("+00:00")
+    return f"nothing has happened for {duration(quiet_s)}{rest}; the next look is at {at} UTC"
 
 
 def _figures(delivered: int, pending: int, failed: int) -> str:
@@ -375,6 +461,12 @@ class Bar(PhaseTracker):
         self.pending = pending
         self.failed += failed
         self._update()
+
+    def waits(self, seconds: float | None = None) -> None:
+        super().waits(seconds)
+        if seconds is not None:
+            until = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=seconds)
+            self.progress.update(self.task, description=f"waiting until {until:%H:%M:%S} UTC")
 
     def message(self, text: str) -> None:
         text = single_stops(one_line(self.with_plan(text)))
@@ -473,6 +565,8 @@ class JsonLog(PhaseTracker):
     - ``phase``: ``wave``, ``phase``, ``outcome`` (words), ``documents`` (those that are through, where it counts them),
       ``seconds``; when it has ended
     - ``progress``: the same, now and then while a phase takes long; ``expected`` documents, ``left_s`` if it is known
+    - ``quiet``: ``pending``, ``seconds`` since the last line, ``next``: when it looks next; once an hour while nothing
+      happens
     - ``settled``: ``wave``, ``delivered``, ``pending``, ``failed``
     - ``error``: ``document``, ``reason``, ``traceback``; of the first documents of a run
     - ``message``: ``level``, ``text``
@@ -485,17 +579,20 @@ class JsonLog(PhaseTracker):
         super().__init__(clock)
         self._stream = stream
 
-    def phase_ended(self, name: str, outcome: str, took_s: float) -> None:
-        self._write("phase", **self._progress(), outcome=outcome)
+    def phase_ended(self, phase: EndedPhase) -> None:
+        self._write("phase", **_progress(phase), outcome=phase.outcome)
 
     def report_progress(self) -> None:
-        self._write("progress", **self._progress(), expected=self.pace.expected, left_s=self.pace.left_s())
+        now = EndedPhase(self.wave, self.name, "", self.pace.done, self.took_s)
+        self._write("progress", **_progress(now), expected=self.pace.expected, left_s=self.pace.left_s())
+
+    def report_quiet(self, pending: int, quiet_s: float, next_look: str) -> None:
+        self._write("quiet", pending=pending, seconds=round(quiet_s), next=next_look)
 
     def error(self, document: str, text: str, trace: str) -> None:
         self._write("error", document=document, reason=text, traceback=trace)
 
-    def settled(self, delivered: int, pending: int, failed: int) -> None:
-        super().settled(delivered, pending, failed)
+    def wave_settled(self, delivered: int, pending: int, failed: int) -> None:
         self._write("settled", wave=self.wave, delivered=delivered, pending=pending, failed=failed)
 
     def message(self, text: str) -> None:
@@ -508,14 +605,16 @@ class JsonLog(PhaseTracker):
         level = "error" if counts["exit"] in (1, 4) else "info"
         self._write("finished", level=level, **counts)
 
-    def _progress(self) -> dict[str, Any]:
-        seconds = round(self.took_s, 3)
-        return {"wave": self.wave, "phase": self.name, "documents": self.pace.done, "seconds": seconds}
-
     def _write(self, event: str, **values: Any) -> None:
+        self.reported_at = self.clock()
         plan = {"plan": self.plan} if self.plan else {}
         self._stream.write(json.dumps({"time": _now(), "event": event, **plan, **values}) + "\n")
         self._stream.flush()
+
+
+def _progress(phase: EndedPhase) -> dict[str, Any]:
+    seconds = round(phase.took_s, 3)
+    return {"wave": phase.wave, "phase": phase.name, "documents": phase.documents, "seconds": seconds}
 
 
 class LogLines(LineProgress):

@@ -175,13 +175,13 @@ def test_what_is_read_by_now_is_not_counted(tmp_path: Path, capsys: pytest.Captu
     spec = f"{tmp_path / 'unread.py'}:plan"
     run_plan(unread_plan(), tmp_path / ".ferryman", wait=0)
     assert start(["status", spec]) == 0
-    assert f"not everything was read: ferryman deliveries {spec} --by unread" in capsys.readouterr().out
+    assert f"What was not read: ferryman deliveries {spec} --by unread" in capsys.readouterr().out
     assert start(["deliveries", spec, "--by", "unread", "--destination", "out"]) == 0
     assert re.search(r"\n +2 +comments +a\.docx\n +1 +embedded files +a\.docx\n", capsys.readouterr().out)
     assert start(["deliveries", spec, "--by", "unread", "--status", "failed"]) == 2
     run_plan(unread_plan(dict.fromkeys(UNREAD)), tmp_path / ".ferryman", wait=0)
     capsys.readouterr()
     assert start(["status", spec]) == 0
-    assert "not everything was read" not in capsys.readouterr().out
+    assert "What was not read" not in capsys.readouterr().out
     assert start(["deliveries", spec, "--by", "unread"]) == 0
     assert "None: everything is read." in "".join(capsys.readouterr())

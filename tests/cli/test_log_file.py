@@ -85,6 +85,7 @@ def test_json_lines_on_stderr(plan_file: str, capsys: pytest.CaptureFixture[str]
     assert {k: v for k, v in events[-1].items() if k not in ("time", "event", "level")} == result
 
 
+@pytest.mark.rule("lines.levels")
 @pytest.mark.parametrize(("code", "level"), [(0, "info"), (3, "info"), (4, "error"), (1, "error")])
 def test_the_level_of_an_end(code: int, level: str) -> None:
     """A run that leaves something to do is an error to whoever watches the log."""

@@ -13,7 +13,7 @@ from ferryman.account.families import FamilyStatus
 from ferryman.cli.app import start
 from tests.support.fakes import Fake, row
 
-IDLE: dict[str, Any] = {"running": None, "pending_reasons": [], "stopped": []}
+IDLE: dict[str, Any] = {"running": None, "pending_reasons": [], "stopped": [], "held": 0}
 
 STATUS = {
     "plan": "small",

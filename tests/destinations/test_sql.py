@@ -6,11 +6,13 @@ import json
 import os
 import pickle
 import sqlite3
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from ferryman.destinations import Delivery, Outcome, Sql
 from ferryman.errors import PermanentError, PlanError, TransientError
@@ -291,3 +293,15 @@ def test_a_table_with_types_that_sqlalchemy_does_not_know_is_taken_without_a_wor
         db.commit()
     Sql(f"sqlite:///{tmp_path}/index.db").check()
     assert [str(each.message) for each in recwarn] == []
+
+
+def test_warnings_of_sqlalchemy_do_not_reach_the_user(tmp_path: Path) -> None:
+    """Of a type that it does not understand in a table that was there before: nobody can do anything about it."""
+    place = f"sqlite:///{tmp_path}/rows.db"
+    Sql(place, table="rows").check()
+    with closing(sqlite3.connect(tmp_path / "rows.db")) as database:
+        database.execute("ALTER TABLE rows ADD COLUMN odd DATE(1, 2)")
+    with pytest.warns(sa.exc.SAWarning, match="reflected arguments"):
+        sa.inspect(sa.create_engine(place)).get_columns("rows")
+    with warnings.catch_warnings(action="error"):
+        Sql(place, table="rows").check()

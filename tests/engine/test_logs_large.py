@@ -147,6 +147,6 @@ def test_a_queue_that_can_only_be_read(place: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Positions, "hold", held)
     watch = Watch()
     assert run_plan(piped(place), place / "state", observer=watch).exit == 0
-    assert any("source from_in: its position could not be noted" in message for message in watch.messages)
+    assert any("source from_in: its position could not be recorded" in message for message in watch.messages)
     assert run_plan(piped(place), place / "state").delivered == 0
     assert numbers(place) == [1]

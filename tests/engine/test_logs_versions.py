@@ -113,7 +113,7 @@ def test_a_source_that_was_renamed_or_removed_has_no_position(versions: PlanWorl
     versions.run(versions.make_plan(1, **both))
     versions.run(versions.make_plan(2, renamed=Queue("in", versions.folder)), 1)
     assert versions.out().arrived().count("in/1") == 2
-    said = "source renamed: version 1 had no place in it; it is read from its beginning"
+    said = "source renamed: version 1 had no position in it; it is read from its beginning"
     assert said in versions.watch.messages
     versions.run(versions.make_plan(3, **both), 2)
     assert versions.out().arrived().count("other/1") == 2

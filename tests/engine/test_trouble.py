@@ -64,8 +64,8 @@ def test_an_endless_run_reports_the_begin_and_the_end_once_each() -> None:
     found.record_success("out")
     found.record_success("out")
     assert [line.split(".")[0] for line in told] == [
-        "destination out: refused",
-        "destination out: 403",
+        "warning: destination out: refused",
+        "warning: destination out: 403",
         "destination out: works again, after 30 s",
     ]
 
@@ -120,7 +120,7 @@ def test_an_endless_run_asks_a_destination_with_permanent_trouble_again(
     with pytest.raises(Interrupted):
         trial.run(every=0.05, observer=watch, checked=False)
     assert trial.out().counted() == {"a": 1, "b": 1}
-    told = [line for line in watch.messages if line.startswith("destination out")]
+    told = [line for line in watch.messages if "destination out: " in line]
     assert len(told) == 2
     assert "is checked again automatically" in told[0]
     assert "works again" in told[1]
@@ -152,7 +152,7 @@ def test_a_scope_works_again_when_a_wave_has_not_met_it_and_nothing_waits_for_it
         nodes.record_reports([NodeReport("fetch", succeeded=True, faults=faults, by_brake=False)])
         nodes.forget_scopes(debts)
         assert len(told) == lines
-    assert told[0].startswith("step fetch (a:80): no answer. ")
+    assert told[0].startswith("warning: step fetch (a:80): no answer. ")
     assert told[1].startswith("step fetch (a:80): works again")
 
 

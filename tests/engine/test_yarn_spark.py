@@ -3,12 +3,14 @@ driver. One YARN for all; the run that follows a kill is compared with the corpu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,10 @@ FILES = 40
 @pytest.fixture(scope="module")
 def yarn() -> Iterator[Yarn]:
     try:
-        with Yarn() as manager, YarnNode(manager), YarnNode(manager):
+        with Yarn() as manager, contextlib.ExitStack() as nodes:
+            with ThreadPoolExecutor(2) as side_by_side:
+                list(side_by_side.map(nodes.enter_context, (YarnNode(manager), YarnNode(manager))))
+            wait_until(lambda: manager.nodes == 2, "a node manager is missing")
             yield manager
     except Missing as e:
         require(str(e))
@@ -76,8 +81,17 @@ class Corpus:
         for number in range(first + 5, first + 7):
             (self._place / "corpus" / f"{number:03}.txt").unlink()
 
-    def start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ferryman.cli", "run", "plan.py", "--master", "yarn", *spark_settings()]
+    def start(self, executors: int) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "ferryman.cli",
+            "run",
+            "plan.py",
+            "--master",
+            "yarn",
+            *spark_settings(executors),
+        ]
         local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"}
         return subprocess.Popen(
             command,
@@ -90,7 +104,7 @@ class Corpus:
 
     def run(self) -> None:
         """Run until its end, which is a good one."""
-        with self.start() as run:
+        with self.start(1) as run:
             said, _ = run.communicate()
         assert run.returncode == 0, said
 
@@ -98,7 +112,7 @@ class Corpus:
         """Kill something while steps run; return how the run ended."""
         held, reached = self._place / "held", self._place / "reached"
         held.touch()
-        with self.start() as run:
+        with self.start(2) as run:
             wait_until(lambda: reached.exists() or run.poll() is not None, "no step runs")
             [application] = self._yarn.applications() or [""]
             assert application, run.communicate()[0]

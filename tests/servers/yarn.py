@@ -181,12 +181,12 @@ class YarnNode(Server):
         return f"http://127.0.0.1:{self.port}"
 
 
-def spark_settings() -> list[str]:
-    """Options of ``ferryman run`` for small executors, with the jars that are here: else each run uploads 400 MB."""
+def spark_settings(executors: int) -> list[str]:
+    """Options of ``ferryman run`` for so many small executors, with jars from here: else a run uploads 400 MB."""
     jars = Path(pyspark.__file__).parent / "jars"
     settings = {
         "spark.yarn.jars": f"local:{jars}/*",
-        "spark.executor.instances": 2,
+        "spark.executor.instances": executors,
         "spark.executor.memory": "512m",
         "spark.yarn.am.memory": "512m",
         "spark.yarn.am.extraJavaOptions": " ".join(QUICK),

@@ -160,7 +160,8 @@ def _server() -> Path:
         shutil.rmtree(folder)
 
     atexit.register(stop)
-    until((folder / "server").exists)
+    until(lambda: (folder / "server").exists() or server.poll() is not None)
+    assert server.poll() is None, "it has ended: see what it wrote above"
     return folder / "server"
 
 

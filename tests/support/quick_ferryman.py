@@ -27,7 +27,7 @@ LOADED = (
     "pyarrow.dataset",
     "rich.progress",
     "sqlalchemy.dialects.sqlite",
-    "typer._adapters",
+    "typer.core",
 )
 
 

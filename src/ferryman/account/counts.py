@@ -343,6 +343,7 @@ class CachedCounts(msgspec.Struct):
         status: the result of ``account.status``.
         waves: the result of ``account.waves``.
         has_not_read: the result of ``account.has_not_read``; None: another version of Ferryman did not count it.
+        held: the result of ``account.held_deletes``; None: likewise.
     """
 
     of: tuple[int, int, int]
@@ -350,6 +351,7 @@ class CachedCounts(msgspec.Struct):
     status: dict[str, Any]
     waves: list[dict[str, Any]]
     has_not_read: bool | None = None
+    held: int | None = None
 
 
 def version_key(state: State) -> tuple[int, int, int]:
@@ -385,9 +387,10 @@ def save_cached(
     waves: list[dict[str, Any]],
     *,
     has_not_read: bool,
+    held: int,
 ) -> None:
     """Keep what was counted, durably."""
-    cached = CachedCounts(version_key(state), _comparable(reached), status, waves, has_not_read)
+    cached = CachedCounts(version_key(state), _comparable(reached), status, waves, has_not_read, held)
     files.replace(state.root / COUNTED, files.seal(cached))
     crash.point("counted.kept")
 

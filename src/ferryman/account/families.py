@@ -16,17 +16,10 @@ import duckdb
 
 from ferryman import limits
 from ferryman.account.queries import explain_query_errors, open_view, retry_read
-from ferryman.account.relations import View
+from ferryman.account.relations import Filter, View
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
-from ferryman.records.families import (
-    SEPARATOR,
-    STALE,
-    decode_failures,
-    decode_published,
-    descends,
-    in_family_sql,
-)
+from ferryman.records.families import SEPARATOR, in_family_sql
 from ferryman.records.keys import KEY_STATE
 from ferryman.records.rows import TERMINAL, Status, reason_of
 from ferryman.state.state import State
@@ -108,24 +101,8 @@ def older_deliveries(root: StatePath, origin: str, plan: Plan | None = None) -> 
     """
 
     def query(view: View) -> list[OlderDelivery]:
-        rows = view.rows(
-            "SELECT source, arg_max({given: given, failed: failed, operation: operation}, wave) AS last FROM documents "
-            "WHERE document = $document GROUP BY source",
-            {"document": origin},
-        )
-        found = []
-        for row in rows:
-            last = row["last"]
-            ended = [f for f in decode_failures(last["failed"]) if not f.open]
-            for each in decode_published(last["given"]) if last["operation"] == "upsert" else ():
-                end = (each.destination, each.route)
-                below = any(
-                    each.member != f.member and descends(each.member, f.member) and end in [o.end for o in f.owed]
-                    for f in ended
-                )
-                if below or each.content == STALE:
-                    found.append(OlderDelivery(origin + each.member, each.destination))
-        return found
+        held = view.held(Filter(origin=origin))
+        return [OlderDelivery(row["document"], row["destination"]) for row in held]
 
     return _query(root, plan, query)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import itertools
 import tempfile
 import time
 from collections import Counter
@@ -134,7 +135,8 @@ def cache_counts(state: State, *, replace: bool) -> None:
             return
     with open_view(state.root, state.plan) as view:
         status, last_waves, has_not_read = view.status(reached), view.waves(WAVES), view.has_not_read()
-    save_cached(state, reached, status, last_waves, has_not_read=has_not_read)
+        held = _count_held(view) if _may_hold_deletes(status) else 0
+    save_cached(state, reached, status, last_waves, has_not_read=has_not_read, held=held)
 
 
 def cache_differs(root: StatePath, plan: Plan) -> bool:
@@ -151,7 +153,8 @@ def deliveries(
 ) -> list[dict[str, Any]]:
     """Return the deliveries of current documents, each by its latest event, newest first, with the ledger's columns.
 
-    Before them, the entries of logs that the plan stops before: with status ``stopped``, and no destination.
+    Before them, the entries of logs that the plan stops before: with status ``stopped``, and no destination. Then
+    deletes that wait because a step failed for a part of the newer version: with status ``held``.
 
     Raises:
         UsageError: there is no such status; there is no state yet.
@@ -161,7 +164,8 @@ def deliveries(
     wanted = Filter.from_options(options)
 
     def newest(view: View) -> list[dict[str, Any]]:
-        return [*_stopped(view, wanted), *view.deliveries(wanted, limit=limit)][:limit]
+        uncounted = [*itertools.islice(_uncounted(view, wanted), limit)]
+        return [*uncounted, *view.deliveries(wanted, limit=limit)][:limit]
 
     return _query(root, plan, newest)
 
@@ -174,9 +178,11 @@ def iter_deliveries(
 
     def rows() -> Iterator[dict[str, Any]]:
         with open_view(root, plan) as view:
-            stopped = _stopped(view, wanted)[:limit]
-            yield from stopped
-            yield from view.iter_deliveries(wanted, None if limit is None else limit - len(stopped))
+            left = limit
+            for row in itertools.islice(_uncounted(view, wanted), limit):
+                left = None if left is None else left - 1
+                yield row
+            yield from view.iter_deliveries(wanted, left)
 
     def read_first() -> tuple[dict[str, Any] | None, Iterator[dict[str, Any]]]:
         found = rows()
@@ -191,12 +197,15 @@ def iter_deliveries(
 def count_deliveries(root: StatePath, *, plan: Plan | None = None, **options: Unpack[FilterOptions]) -> int:
     """Count the rows of ``deliveries``."""
     wanted = Filter.from_options(options)
-    return _query(root, plan, lambda view: view.count_deliveries(wanted) + len(_stopped(view, wanted)))
+    return _query(root, plan, lambda view: view.count_deliveries(wanted) + sum(1 for _ in _uncounted(view, wanted)))
 
 
-def _stopped(view: View, wanted: Filter) -> list[dict[str, Any]]:
-    """Return the rows of ``deliveries`` for entries that the plan stops before."""
-    return [{name: row[name] for name in LEDGER_COLUMNS} for row in view.stopped(wanted)]
+def _uncounted(view: View, wanted: Filter) -> Iterator[dict[str, Any]]:
+    """Yield the rows of ``deliveries`` that are in no count: entries that the plan stops before, and held deletes. No
+    other query may run until the last row."""
+    for row in view.stopped(wanted):
+        yield {name: row[name] for name in LEDGER_COLUMNS}
+    yield from view.held(wanted)
 
 
 def stopped(root: StatePath, plan: Plan) -> list[dict[str, Any]]:
@@ -261,8 +270,33 @@ def has_not_read(root: StatePath, plan: Plan) -> bool:
     return _query(root, plan, View.has_not_read) if known is None else known
 
 
+def held_deletes(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> int:
+    """Count deletes that wait because a step failed for a part of the newer version.
+
+    Args:
+        counts: the result of ``status``.
+    """
+    if not _may_hold_deletes(counts):
+        return 0
+    cached = _load_cached(root, plan)
+    known = None if cached is None else cached.held
+    return _query(root, plan, _count_held) if known is None else known
+
+
+def _count_held(view: View) -> int:
+    return sum(1 for _ in view.held(EVERYTHING))
+
+
+def _may_hold_deletes(counts: Mapping[str, Any]) -> bool:
+    """Return whether something has not ended well, or not yet: then a step may hold deletes."""
+    return any(
+        numbers[name] for numbers in counts["destinations"].values() for name in ("failed", "rejected", "pending")
+    )
+
+
 def activity(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``status --json`` shows beside the counts: ``running``, ``pending_reasons``, ``stopped``.
+    """Return what ``status --json`` shows beside the counts: ``running``, ``pending_reasons``, ``stopped``,
+    ``held``.
 
     Args:
         counts: the result of ``status``.
@@ -272,6 +306,7 @@ def activity(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> dict[str
         "running": running(root),
         "pending_reasons": pending_reasons(root, plan) if is_pending else [],
         "stopped": retry_read(root, lambda: stopped(root, plan)),
+        "held": held_deletes(root, plan, counts),
     }
 
 

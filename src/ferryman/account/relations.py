@@ -16,10 +16,12 @@ from ferryman.account.counts import Tables, count
 from ferryman.errors import UsageError
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_read
 from ferryman.plan.structure import reachable_destinations as nodes_reached
-from ferryman.records.families import in_family_sql
+from ferryman.records.families import SEPARATOR, STALE, FailedMember, Published, in_family_sql, older_publications
 from ferryman.records.rows import (
     DISPLAY_STATUSES,
     DOCUMENTS,
+    HELD,
+    HELD_DELETE,
     LEDGER,
     LEDGER_COLUMNS,
     NOT_READ,
@@ -201,6 +203,30 @@ class View:
                     if number_of_text(row["document"]) == entry.entry and wanted.includes_stopped(row["document"])
                 ]
         return sorted(found, key=lambda row: (-row["wave"], row["source"], row["document"]))
+
+    def held(self, wanted: Filter) -> Iterator[dict[str, Any]]:
+        """Yield deletes that wait because a step failed for a part of the newer version, with the ledger's columns;
+        their status is ``held``. No other query may run until the last row."""
+        if not wanted.may_be_held():
+            return
+        parameters = {name: value for name in ("source", "origin") if (value := getattr(wanted, name)) is not None}
+        where = [f"{'document' if name == 'origin' else name} = ${name}" for name in parameters]
+        condition = " AND ".join(["given <> ''", f"(failed IS NOT NULL OR contains(given, '{_STALE_END}'))", *where])
+        found = self.iter_rows(
+            f"""
+            SELECT source, document AS origin, last.* FROM (
+                SELECT source, document, arg_max({{given: given, failed: failed, operation: operation, version: version,
+                    revision: revision, wave: wave}}, wave) AS last
+                FROM documents WHERE document IN (SELECT document FROM documents WHERE {condition}) GROUP BY ALL
+            ) WHERE last.operation = 'upsert' ORDER BY last.wave DESC, source, document
+            """,
+            parameters,
+        )
+        for row in found:
+            for published, failure in older_publications(row["given"], row["failed"]):
+                held = _held_delete(row, published, failure)
+                if wanted.includes_held(held):
+                    yield held
 
     def unread(self, sources: Collection[str]) -> dict[str, tuple[int, str]]:
         """Return unread entries of these sources, see ``account.unread``."""
@@ -443,6 +469,32 @@ _CURRENT: Final = "coalesce(revision >= newest, true)"
 
 _ALL: Final = tuple(LEDGER_COLUMNS)
 
+_STALE_END: Final = f'","{STALE}"]'
+"""End of a publication in ``documents.given`` whose delete is held."""
+
+
+def _held_delete(row: Mapping[str, Any], published: Published, failure: FailedMember | None) -> dict[str, Any]:
+    """Return a row of ``deliveries`` for a delete that a failed step holds.
+
+    Args:
+        row: the last row of the family's document.
+        failure: where a part of the newer version failed; None: it is not known any more.
+    """
+    where = "a step failed" if failure is None else f"{failure.node} failed for {row['origin'] + failure.member}"
+    message = f"{HELD_DELETE}{where} of the newer version; `ferryman retry PLAN` tries it again"
+    values = {
+        **{name: row[name] for name in ("source", "origin", "version", "revision", "wave")},
+        "document": row["origin"] + published.member,
+        "operation": "delete",
+        "route": published.route,
+        "destination": published.destination,
+        "status": HELD,
+        "message": message,
+        "attempt": 0,
+    }
+    return {name: values.get(name) for name in LEDGER_COLUMNS}
+
+
 _ENDED: Final = "failed, was rejected, or is in doubt"
 
 _NOT_ARRIVED: Final = frozenset(Status) - {Status.INDEXED}
@@ -502,12 +554,26 @@ class Filter(NamedTuple):
     """The delivery's document, or the origin of its family."""
     family: str | None = None
     operation: str | None = None
+    origin: str | None = None
 
     def includes_stopped(self, document: str) -> bool:
         """Return whether an entry that a plan stops before passes, apart from its source."""
         other = self.destination is not None or (self.statuses and STOPPED not in self.statuses)
         names = {name for name in (self.document, self.family) if name is not None}
         return not other and names <= {document}
+
+    def may_be_held(self) -> bool:
+        """Return whether deletes that a failed step holds may pass."""
+        return self.operation in (None, "delete") and (not self.statuses or HELD in self.statuses)
+
+    def includes_held(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a delete that a failed step holds passes."""
+        origin = str(row["origin"])
+        return (
+            self.destination in (None, row["destination"])
+            and self.document in (None, row["document"], origin)
+            and (self.family in (None, origin) or origin.startswith(f"{self.family}{SEPARATOR}"))
+        )
 
     @staticmethod
     def from_options(options: FilterOptions) -> Filter:
@@ -532,6 +598,9 @@ class Filter(NamedTuple):
             parameters["document"] = self.document
         if self.family is not None:
             where.append(in_family_sql(self.family))
+        if self.origin is not None:
+            where.append("origin = $origin")
+            parameters["origin"] = self.origin
         if self.operation is not None:
             where.append(f"operation = '{self.operation}'")
         return where, parameters

@@ -111,7 +111,8 @@ def deliveries(
     """List deliveries, newest first.
 
     One line for each delivery of a current document, with its latest event. Starts no Spark. Before them, as stopped,
-    messages before which the plan has stopped: they have no deliveries yet.
+    messages before which the plan has stopped: they have no deliveries yet. Then, as held, deletes that wait because a
+    step failed for a part of the newer version: what they would delete was delivered, and is counted as that.
 
     A document with all that was made of it is a family; so are the rows of a file. With --family the last line says
     whether all of it has ended: complete, ended with so many failed or rejected, or incomplete, with how many are
@@ -685,6 +686,10 @@ def _print_report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str,
         print_line(f"To try what is pending now: {again}")
     if found["stopped"]:
         print_ways_on(spec, state)
+    if found["held"]:
+        held = plural(found["held"], "delete is held", "deletes are held")
+        listing = next_command("deliveries", spec, "--status", "held", state=state)
+        print_line(f"{held}, since a step failed for a part of the newer version. Which, and why: {listing}")
     for name in NEEDS_OPERATOR:
         if any(numbers[name] for numbers in found["destinations"].values()):
             print_line(f"Which are {name}, and why: {next_command('deliveries', spec, '--status', name, state=state)}")
@@ -692,7 +697,7 @@ def _print_report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str,
         print_targets(plan, root, spec, state)
     if ran and account.has_not_read(root, plan):
         listing = next_command("deliveries", spec, "--by", "unread", state=state)
-        print_line(f"Of some that are delivered not everything was read: {listing}")
+        print_line(f"Some documents were delivered without all of their content. What was not read: {listing}")
 
 
 def print_ways_on(spec: str, state: str | None) -> None:
@@ -721,7 +726,9 @@ def print_targets(plan: Plan, root: StatePath, spec: str, state: str | None) -> 
             print_line(f"The target of {name} {target.describe()} (found {since} UTC). Next: {repair}")
     for name in sorted(names & verified.keys()):
         if (clean := verified[name].clean) is not None:
-            print_line(f"{name} was verified up to wave {clean.wave} ({format_time(clean.at)} UTC): all was there.")
+            print_line(
+                f"{name} was verified up to wave {clean.wave} ({format_time(clean.at)} UTC): nothing was missing."
+            )
 
 
 def empty_status(plan: Plan) -> dict[str, Any]:
@@ -744,6 +751,7 @@ def empty_status(plan: Plan) -> dict[str, Any]:
         "running": None,
         "pending_reasons": [],
         "stopped": [],
+        "held": 0,
     }
 
 

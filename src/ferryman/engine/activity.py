@@ -48,12 +48,7 @@ class ActivityRecorder(Silent):
         so_far = self._activity
         self._note(delivered=so_far.delivered + delivered, pending=pending, failed=so_far.failed + failed)
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Note that the run waits.
-
-        Args:
-            seconds: for how long; None: unknown, or the run ends.
-        """
+    def waits(self, seconds: float | None = None) -> None:
         now = self._clock()
         self._note(phase="", since=now, done=0, expected=0, until=0.0 if seconds is None else now + seconds)
 

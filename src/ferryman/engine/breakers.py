@@ -17,6 +17,7 @@ from ferryman.breaker import Breaker, BreakerEvent, Breakers, BreakerState, back
 from ferryman.engine.results import ErrorKind, Listing, NodeError, NodeReport, NodeStates, PendingRetries
 from ferryman.engine.runner.base import Runner, run_isolating
 from ferryman.notify import Stopped
+from ferryman.observe import WARNING
 from ferryman.plan import DestinationNode, JoinNode, Plan, StepNode
 from ferryman.plan.calls import REMEDY, always_returns_none
 from ferryman.plan.nodes import CAPABILITIES_VARIABLE, join_names, local_capabilities
@@ -319,8 +320,8 @@ class BreakerRegistry(Breakers):
         if self.endless and is_news:
             remedy = "repair it" if permanent else "no action is needed"
             self._report(
-                f"{self.label(key)}: {why}. What waits for it stays pending, and it is checked again automatically, "
-                f"at least once an hour: {remedy}."
+                f"{WARNING}{self.label(key)}: {why}. What waits for it stays pending, and it is checked again "
+                f"automatically, at least once an hour: {remedy}."
             )
 
     def record_suspicion(self, key: str, why: str) -> None:

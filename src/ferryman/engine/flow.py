@@ -102,7 +102,7 @@ class FlowRun:
                 self._stop_all(self._lost)
             if every is None or not any(plan.is_running for plan in self._plans):
                 return self._finish()
-            self._clock.sleep(max(0.0, started + every - self._clock.now()))
+            self._sleep(max(0.0, started + every - self._clock.now()))
             self._begin_period()
 
     def _make_run(self, state: State) -> Run:
@@ -121,7 +121,11 @@ class FlowRun:
                 return
             if pause > 0:
                 self._waited += pause if self._settings.wait is not None else 0
-                self._clock.sleep(pause)
+                self._sleep(pause)
+
+    def _sleep(self, seconds: float) -> None:
+        self._observer.waits(seconds)
+        self._clock.sleep(seconds)
 
     def _pause_s(self) -> float | None:
         """Return the seconds until any plan can do something; None: no plan can."""

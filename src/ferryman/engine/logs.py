@@ -17,6 +17,7 @@ from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart, Listing, Staged, WantedIds, outage_of
 from ferryman.engine.tasks import EntryRange, HeldEntry, LogBatch, LogSplit
 from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
+from ferryman.observe import WARNING
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
 from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.records.keys import lane_number, lanes, place_id, place_of
@@ -176,7 +177,7 @@ class Logs:
                 transactions |= stored.stop_transactions(partition, NOTHING_STOPS)
         return transactions
 
-    def intake_of(self, splits: Sequence[LogSplit]) -> tuple[list[EntryRange], dict[str, int]]:
+    def ranges_to_take(self, splits: Sequence[LogSplit]) -> tuple[list[EntryRange], dict[str, int]]:
         """Return what an at-most-once wave commits before its tasks run: the ranges of entries, and the application
         transactions that advance the positions past them."""
         reached: dict[str, dict[str, int]] = {}
@@ -185,9 +186,11 @@ class Logs:
                 reached.setdefault(split.source, {}).update(self._logs[split.source].behind(split.piece))
         return self._once_ranges.ranges_of(splits), self._position_transactions(reached, dict.fromkeys(reached, 0))
 
-    def select_once_results(self, intake: OnceWave, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> LogResults:
+    def select_once_results(
+        self, once_wave: OnceWave, splits: Sequence[LogSplit], staged: Sequence[Staged]
+    ) -> LogResults:
         """Select the results that an at-most-once wave commits; its tasks have run at most once."""
-        ended = self._once_ranges.results_of(intake, splits, staged)
+        ended = self._once_ranges.results_of(once_wave, splits, staged)
         self._update_blocked(ended.reached, ended.blocked)
         stops, _ = self._record_stops({}, ended.reached)  # of the time before the plan was one of at-most-once
         return LogResults(ended.kept, ended.transactions | stops, ended.discarded)
@@ -250,7 +253,7 @@ class Logs:
         except Exception as e:
             self._snapshots.pop(node.name, None)
             failure = message_of(e)
-            self._report(f"source {node.name}: {failure}")
+            self._report(f"{WARNING}source {node.name}: {failure}")
             return Listing(node, [ListedPart(node.name, "", 0, 0, failure, outage=outage_of(e))])
         self._snapshots[node.name] = snapshot
         for partition in snapshot.positions.keys() - {p for source, p in self._counted_heads if source == node.name}:
@@ -318,7 +321,7 @@ class Logs:
         more."""
         state: Any = self._state.identity()
         if "from" in state and not was_read:
-            self._report(f"source {name}: version {state['from']} had no place in it; it is read from its beginning")
+            self._report(f"source {name}: version {state['from']} had no position in it; it is read from its beginning")
         if not snapshot.moved:  # the log keeps an operator's move until a commit has followed it
             self._note_position(name, snapshot, state.get("readers", ()))
 
@@ -479,7 +482,7 @@ class Logs:
             for reader in forgotten:
                 log.forget(reader)
         except Exception as e:  # the next wave tells it again, and until then the log removes nothing
-            self._report(f"source {name}: its position could not be noted: {message_of(e)}")
+            self._report(f"{WARNING}source {name}: its position could not be recorded: {message_of(e)}")
 
 
 def _waits_itself(entry: Blocked) -> bool:

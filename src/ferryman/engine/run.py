@@ -44,7 +44,7 @@ from ferryman.engine.targets import TargetWatch
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.notify import Reporter
-from ferryman.observe import Forwarding, Observer
+from ferryman.observe import WARNING, Forwarding, Observer
 from ferryman.records.rows import now_us
 from ferryman.state.commands import OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep
@@ -87,8 +87,7 @@ class Run:
         self._waited = 0.0
         pickled_plan = PickledPlan.of(state.plan)
         self._breakers = BreakerRegistry(state.plan, self._add_message, clock.now)
-        self._activity = ActivityRecorder(state, self._breakers.troubles)
-        self._observer = observer = Forwarding(self._activity, observer)
+        self._observer = observer = Forwarding(ActivityRecorder(state, self._breakers.troubles), observer)
         self._dispatcher = Dispatcher(state, pickled_plan, runner, self._breakers, pace_s=settings.pace_s)
         self._targets = TargetWatch(state)
         self._dispatcher.on_checked = self._targets.look
@@ -115,7 +114,7 @@ class Run:
             if every is None:
                 return self.finish()
             pause = max(0.0, started + every - time.monotonic())
-            self._activity.wait(pause)
+            self._observer.waits(pause)
             self._clock.sleep(pause)
 
     def turn(self, *, scan: bool = True, endless: bool = True, until: float | None = None) -> bool:
@@ -140,7 +139,7 @@ class Run:
         if self._sequence_guard.report():
             self._run_delivery_wave()
         self._count_cache.refresh()
-        self._activity.wait()
+        self._observer.waits()
         return not (scan and self._listing_incomplete)
 
     def report(self) -> None:
@@ -298,7 +297,7 @@ class Run:
         with self._progress.follow() as progress_folder:
             failures = self._dispatcher.deliver(number, now_us(), progress_folder, meanwhile)
         for failure in failures:
-            self._add_message(failure)
+            self._add_message(WARNING + failure)
         crash.point("deliver.done")
         self._observer.phase(number, "settle")
         settled = settle(self._state, number, self._run_tasks)
@@ -344,7 +343,7 @@ class Run:
                 if pause > limit or (until is not None and time.monotonic() + pause > until):
                     return
                 self._waited += pause if self._settings.wait is not None else 0
-                self._activity.wait(pause)
+                self._observer.waits(pause)
                 self._clock.sleep(pause)
                 idle = 0
                 continue
@@ -382,18 +381,19 @@ class Run:
         nodes = self._nodes.messages(self._pending.step_debts())
         replaced = self._targets.messages()
         for message in (*self._dispatcher.messages(), *nodes, *self._logs.messages(), *replaced):
-            self._add_message(message)
+            self._add_message(WARNING + message)
         incomplete = self._listing_incomplete or bool(self._pending.unlisted_sources or self._logs.is_blocked)
         reported = bool(summary.failed or summary.rejected) and all_errors_queued(self._state.root, self._plan)
         summary.set_exit(held=self._scanning.held, incomplete=incomplete, reported=reported, replaced=bool(replaced))
         return summary
 
     def _add_message_once(self, text: str) -> None:
-        if text not in self._summary.messages:
+        if text.removeprefix(WARNING) not in self._summary.messages:
             self._add_message(text)
 
     def _add_message(self, text: str) -> None:
-        self._summary.messages.append(text)
+        """Report a line, which may begin with ``WARNING``, and keep it for the summary, without that."""
+        self._summary.messages.append(text.removeprefix(WARNING))
         self._observer.message(text)
 
 
@@ -447,7 +447,7 @@ class Upkeep:
             strays: tasks that died have left unnamed files.
         """
         for note in maintain(self._state, sweeps=not staging):
-            self._report(note)
+            self._report(WARNING + note)
         self._unswept |= staging or strays
         if self._unswept and not staging:
             sweep(self._state)

@@ -112,6 +112,29 @@ STALE: Final = "-"
 """``content`` of a member whose delete is held, since a part of the version that does not make it has failed."""
 
 
+def older_publications(given: str, failed: str | None) -> Iterator[tuple[Published, FailedMember | None]]:
+    """Yield what older versions of a document have left at destinations, each with a failure that keeps it there.
+
+    Its delete is held, or it may still be made again below a node that has failed for good.
+
+    Args:
+        given, failed: of the document's last row in ``documents``.
+    """
+    failures = decode_failures(failed)
+    ended = [failure for failure in failures if not failure.open]
+    for each in decode_published(given):
+        end = (each.destination, each.route)
+        for failure in ended:
+            below = each.member != failure.member and descends(each.member, failure.member)
+            if below and end in [owed.end for owed in failure.owed]:
+                yield each, failure
+                break
+        else:
+            if each.content == STALE:
+                at_destination = (f for f in failures if any(o.destination == each.destination for o in f.owed))
+                yield each, next(at_destination, None)
+
+
 def content_of(fields: bytes, raw: bytes | None) -> str:
     """Return a hash that is equal for equal fields and raw bytes."""
     return CONTENT + content_version(fields, raw)

@@ -574,11 +574,16 @@ deliveries includes it. Its events in the ledger are ERROR, about the document."
 STOPS: Final = "the plan stops before it: "
 """Beginning of the message of such an event."""
 
+HELD: Final = "held"
+"""Status shown to users for a delete that is not committed yet, since a step failed for a part of the newer version. No
+count of deliveries includes it: that the older version is at its destination was delivered, and counted, long ago."""
+
 
 def display_status(status: str, operation: str) -> str:
-    """Return the status shown to users for a delivery of this status: a key of ``DISPLAY_STATUSES``, or ``STOPPED``."""
-    if status == STOPPED:
-        return STOPPED
+    """Return the status shown to users for a delivery of this status: a key of ``DISPLAY_STATUSES``, ``STOPPED`` or
+    ``HELD``."""
+    if status in (STOPPED, HELD):
+        return status
     for word, (statuses, only) in DISPLAY_STATUSES.items():
         if status in statuses and only in (None, operation):
             return word
@@ -594,11 +599,11 @@ def parse_status(text: str) -> tuple[frozenset[str], str | None]:
     word = text.strip().lower().replace("-", "_")
     if word in DISPLAY_STATUSES:
         return DISPLAY_STATUSES[word]
-    if word == STOPPED:
-        return frozenset({STOPPED}), None
+    if word in (STOPPED, HELD):
+        return frozenset({word}), None
     if word.upper() in set(Status):
         return frozenset({Status(word.upper())}), None
-    words = ", ".join([*DISPLAY_STATUSES, STOPPED])
+    words = ", ".join([*DISPLAY_STATUSES, STOPPED, HELD])
     raise ValueError(f"choose one of {words}; or of the stored names {', '.join(Status)}")
 
 

@@ -7,12 +7,16 @@ functions that know nothing of the engine.
 
 from __future__ import annotations
 
+from functools import partial
+
 from ferryman.crash import POINTS
 from tests.crash.shapes.families import (
     build_family,
+    build_held,
     build_others,
     build_streamed,
     expected_family,
+    expected_held,
     expected_others,
     expected_streamed,
 )
@@ -42,6 +46,16 @@ SHAPES: dict[str, Shape] = {
     "join": Shape(1, build_join, expected_join, left=3, passes=("create.", "plan."), wave_bytes=60),
     "rejoin": Shape(2, build_rejoin, expected_rejoin, wave_bytes=20),
     "family": Shape(2, build_family, expected_family, wave_bytes=15),
+    "held": Shape(2, build_held, partial(expected_held, "b#r"), left=3, wave_bytes=1 << 30, holds=True),
+    "released": Shape(
+        3,
+        partial(build_held, fails=99),
+        expected_held,
+        verbs=("retry", "resolve", "run"),
+        passes=("command.",),
+        wave_bytes=1 << 30,
+        holds=True,
+    ),
     "retries": Shape(
         2, build_retries, expected_retries, left=3, verbs=("retry", "resolve", "run"), passes=("command.",)
     ),
@@ -84,6 +98,8 @@ def applies(point: str, guarantee: str, shape: str) -> bool:
     if shape == "deadly" and not point.startswith(("transform.", "commit.", "wave.", "deliver.", "sweep.")):
         return False
     if shape == "doubted" and (point not in DOUBTED or point == "settle.repair"):  # the first chunk leaves no events
+        return False
+    if shape == "released" and point in ("transform.ledger", "settle.rewrite"):  # nothing fails, nor is tried again
         return False
     if point == "deliver.claimed":
         return guarantee in (MIXED, "at-most-once")

@@ -12,7 +12,18 @@ from typing import Any
 from ferryman.document import Document
 from ferryman.plan import Plan
 from ferryman.routers import ByField, Duplicate
-from tests.crash.shapes.shape import BATCH, Arrived, Corpus, Shelf, chapters, deletes, failing, source, upserts
+from tests.crash.shapes.shape import (
+    BATCH,
+    Arrived,
+    Corpus,
+    Shelf,
+    chapters,
+    deletes,
+    failing,
+    source,
+    upserts,
+    words_of,
+)
 
 # -- children in two levels, whose next version has others, elsewhere --------------------------------------------------
 
@@ -72,6 +83,39 @@ def expected_family() -> dict[str, Arrived]:
         + deletes({i for i, t in old.items() if taken(t)} - {i for i, t in now.items() if taken(t)})
         for name, taken in is_in.items()
     }
+
+
+# -- deletes of a new version that are held for its upserts ------------------------------------------------------------
+
+
+EDITED = [
+    {"a": "x y", "b": "p q", "c": "u v", "d": "s t"},
+    {"a": "z y", "b": "r q", "c": "w v", "d": "s m"},
+]
+"""Each document loses a child and has another in its place. Nothing happens to that of ``d``."""
+
+UNLUCKY = {"a#z": "first", "b#r": "refuse"}
+"""Children that destinations refuse once, or for good."""
+
+
+def build_held(root: Path, stage: int, guarantee: Callable[[int], str], *, fails: int = 1) -> Plan:
+    """In stage 1 a step fails ``fails`` times for a child of ``c``; destinations refuse children of ``a`` and ``b``."""
+    plan = Plan("held", version=1)
+    made = source(plan, "docs", EDITED[min(stage, 1)]).step("chapters", chapters)
+    made = made.step("often", failing(root, f"often-{stage}", {"c#w": fails} if stage == 1 else {}))
+    all_ = made.route("all", Duplicate())
+    for n, name in enumerate(("left", "middle", "right")):
+        shelf = Shelf(root, name, UNLUCKY if stage == 1 else {})
+        all_.destination(name, shelf, guarantee=guarantee(n), batch=BATCH, backoff=0)
+    return plan
+
+
+def expected_held(*refused: str) -> dict[str, Arrived]:
+    """The delete of what was in the place of a refused child does not come."""
+    old, new = words_of(EDITED[0]), words_of(EDITED[1])
+    made = {id: text for id, text in new.items() if id not in refused}
+    lost = {id for id in old.keys() - new.keys() if not {id[0]} & {each[0] for each in refused}}
+    return {name: upserts(old, made, route=name) + deletes(lost, route=name) for name in ("left", "middle", "right")}
 
 
 # -- a step that makes other children at each try ----------------------------------------------------------------------

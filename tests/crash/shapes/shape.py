@@ -101,6 +101,7 @@ class Shape:
         wait: seconds for which a run waits for what comes due.
         waits: the same for each stage, where they differ.
         hangs: each destination hangs once a stage, in a worker that outlives its tasks.
+        holds: deletes are held for upserts; so is one whose upsert is in doubt after a kill.
         breaks: each destination breaks the connection of some chunks, although it is well.
     """
 
@@ -116,6 +117,7 @@ class Shape:
     waits: tuple[float, ...] = ()
     hangs: bool = False
     breaks: bool = False
+    holds: bool = False
     from_version: int | None = None
     expected_by: Callable[[list[dict[str, Any]]], dict[str, Arrived]] | None = None
     prepare: tuple[tuple[str, ...], ...] = field(default=())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import limits
+from ferryman import account, limits
 from ferryman.account.families import older_deliveries
 from ferryman.destinations import Outcome
 from ferryman.document import Document
@@ -282,3 +282,66 @@ def test_a_document_that_is_deleted_waits_for_nothing(net: PlanWorld) -> None:
     net.drop("a")
     assert net.run().exit == 0
     assert {"-a#x", "-a#y"} <= {*said(net)}
+
+
+@pytest.mark.rule("child.held-shown")
+@pytest.mark.parametrize("bad", ["a", "a#z"])
+def test_status_and_deliveries_show_what_a_failed_step_holds(net: PlanWorld, bad: str) -> None:
+    """With the document that failed; in no count, for the old version was delivered and is counted as that."""
+    failing_ids: set[str] = set()
+
+    def check(doc: Document) -> Document:
+        if doc.id in failing_ids:
+            raise RuntimeError("not this")
+        return doc
+
+    def held(**options: Any) -> list[dict[str, Any]]:
+        rows = account.deliveries(net.root, plan=net.plan, **options)
+        assert account.count_deliveries(net.root, plan=net.plan, **options) == len(rows)
+        assert account.deliveries(net.root, plan=net.plan, limit=1, **options) == rows[:1]
+        return [row for row in rows if row["status"] == "held"]
+
+    end(net.source().step("before", check).step("words", words).step("check", check), net, attempts=1)
+    net.put("a", text="x y")
+    net.put("other", text="k")
+    net.run()
+    assert held() == held(status="held") == []
+    failing_ids.add(bad)
+    net.put("a", text="y z")
+    assert net.run().exit == 3
+    stay = ["a#x"] if bad == "a#z" else ["a#x", "a#y"]
+    rows = held(status="held")
+    assert sorted(row["document"] for row in rows) == stay
+    for row in rows:
+        assert (row["operation"], row["destination"], row["origin"]) == ("delete", "out", "a")
+        assert f"failed for {bad} of the newer version; `ferryman retry" in row["message"]
+    assert held() == held(family="a") == held(destination="out") == held(source=rows[0]["source"]) == rows
+    assert held(family="other") == held(status="failed") == held(destination="none") == []
+    counts = account.status(net.root, net.plan)
+    assert counts["balanced"]
+    assert account.activity(net.root, net.plan, counts)["held"] == len(stay)
+    failing_ids.clear()
+    net.retry()
+    net.run()
+    assert held() == []
+    assert account.activity(net.root, net.plan, account.status(net.root, net.plan))["held"] == 0
+
+
+def test_the_counts_of_a_large_state_keep_how_many_are_held(net: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COUNTED_EVENTS", 0)
+    failing_ids: set[str] = set()
+
+    def check(doc: Document) -> Document:
+        if doc.id in failing_ids:
+            raise RuntimeError("not this")
+        return doc
+
+    end(net.source().step("words", words).step("check", check), net, attempts=1)
+    net.put("a", text="x y")
+    net.run()
+    failing_ids.add("a#z")
+    net.put("a", text="y z")
+    net.run()
+    counts = account.status(net.root, net.plan)
+    monkeypatch.setattr("ferryman.account.relations.View.held", None)
+    assert account.activity(net.root, net.plan, counts)["held"] == 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
 import pytest
 
+from ferryman.engine.runner import sessions
 from ferryman.engine.runner.sessions import _explain_failed_start, start
 from ferryman.engine.runner.spark_errors import describe_spark_error, pack_errors, unpack_error
 from ferryman.errors import StateDamaged, UsageError
@@ -147,3 +149,13 @@ def test_another_python_of_the_workers_says_what_to_set() -> None:
     assert "3.9 than that in driver: 3.11" in told
     assert "os.environ['PYSPARK_PYTHON'] = sys.executable" in told
     assert "\n" not in told
+
+
+def test_on_one_machine_no_name_of_a_host_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose own name does not resolve wrote 60 lines of warnings before each run."""
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
+    settings = sessions._settings_of("local[2]", {}, False)
+    assert (settings["spark.driver.host"], settings["spark.driver.bindAddress"]) == ("127.0.0.1", "127.0.0.1")
+    assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+    assert sessions._settings_of("local[2]", {"spark.driver.host": "here"}, False)["spark.driver.host"] == "here"
+    assert "spark.driver.host" not in sessions._settings_of("spark://head:7077", {}, False)

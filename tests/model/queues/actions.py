@@ -32,7 +32,7 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     "walk": Action("a task reads the entries and stages files", ("engine.transform.task.Transform.__call__",)),
     "walk.transient": Action(
         "a step fails for one of them, for now",
-        ("engine.transform.log_entries.LogEntries.hold_entry",),
+        ("engine.transform.log_entries.LogEntries.block_if_unfinished",),
         ("transform.outbox", "transform.documents", "transform.staged"),
         fault=True,
     ),

@@ -114,8 +114,10 @@ class Sql(Destination):
         for name in self.columns:
             if not name or name.lower() in reserved:
                 yield f"columns: {name!r} is the name of one of Sql's own columns; give the field another column name"
-        if len({name.lower() for name in self.columns}) < len(self.columns):
-            yield "columns: two names differ only in case, which SQL does not see"
+        lower: dict[str, str] = {}
+        for name in self.columns:
+            if (other := lower.setdefault(name.lower(), name)) != name:
+                yield f"columns: {other} and {name} differ only in case, which SQL does not see: rename one of them"
         known = {*(name for name, _, _ in STANDARD), *self.columns}
         for name in self.full_text:
             if name not in known:

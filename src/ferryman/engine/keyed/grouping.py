@@ -59,7 +59,7 @@ class GroupFile(NamedTuple):
 class GroupByKey:
     """Task: read the pending rows of an outbox file, and write a sorted run for each range of keys."""
 
-    shipped: PickledPlan
+    pickled_plan: PickledPlan
     node: str
     outbox: str
     folder: str
@@ -74,7 +74,7 @@ class GroupByKey:
 
     @signals_interrupt()
     def __call__(self, file: GroupFile) -> list[SortedRun]:
-        plan = self.shipped.plan()
+        plan = self.pickled_plan.plan()
         node = next(n for n in plan.nodes if n.name == self.node)
         assert isinstance(node, KeyedNode)
         assigner = KeyAssigner(node, plan, self.contributions, local_folder(path_of(self.folder)))

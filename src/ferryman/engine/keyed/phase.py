@@ -34,9 +34,9 @@ from ferryman.storage.files import remove_folder
 class KeyUpdates:
     """Updates the states of keyed nodes, in every pass of a run."""
 
-    def __init__(self, state: State, shipped: PickledPlan, runner: Runner, breakers: BreakerRegistry) -> None:
+    def __init__(self, state: State, pickled_plan: PickledPlan, runner: Runner, breakers: BreakerRegistry) -> None:
         self._state = state
-        self._shipped = shipped
+        self._pickled_plan = pickled_plan
         self._runner = runner
         self._breakers = breakers
         self._nodes = keyed_nodes(state.plan.nodes)
@@ -61,9 +61,9 @@ class KeyUpdates:
         before = state.keyed[node.name].contributions
         contribution_files = tuple(str(before.folder / name) for name in before.files) if self._may_change(node) else ()
         group_by_key = GroupByKey(
-            self._shipped, node.name, str(state.outbox.folder), str(folder), ranges, contribution_files, len(files)
+            self._pickled_plan, node.name, str(state.outbox.folder), str(folder), ranges, contribution_files, len(files)
         )
-        update_keys = UpdateKeys(self._shipped, str(state.root), node.name, ranges, number, now_us, state.epoch)
+        update_keys = UpdateKeys(self._pickled_plan, str(state.root), node.name, ranges, number, now_us, state.epoch)
         try:
             to_group = self._files_to_group(node, files, number)
             runs = run_isolating(self._runner, group_by_key, to_group, dataclasses.replace(group_by_key, isolated=True))

@@ -74,7 +74,7 @@ class KeyReport(NamedTuple):
 class UpdateKeys:
     """Task: update a range of keys."""
 
-    shipped: PickledPlan
+    pickled_plan: PickledPlan
     root: str
     node: str
     ranges: int
@@ -86,7 +86,7 @@ class UpdateKeys:
 
     @signals_interrupt()
     def __call__(self, keys: KeyRange) -> KeyReport:
-        plan = self.shipped.fresh_plan() if self.isolated else self.shipped.plan()
+        plan = self.pickled_plan.fresh_plan() if self.isolated else self.pickled_plan.plan()
         node = next(n for n in plan.nodes if n.name == self.node)
         assert isinstance(node, KeyedNode)
         first = range_starts(self.ranges)[keys.number]

@@ -32,7 +32,7 @@ _NO_FERRYMAN_REMEDY: Final = (
 
 _OTHER_PYTHON: Final = "PYTHON_VERSION_MISMATCH"
 _OTHER_PYTHON_REMEDY: Final = (
-    "The session was made with PYSPARK_PYTHON naming another Python, or none. Before it is made, say "
+    "The session was made with PYSPARK_PYTHON naming another Python, or none. Before it is made, set "
     "os.environ['PYSPARK_PYTHON'] = sys.executable; on a cluster, name a Python of this version that the executors have"
 )
 _PYTHON_REMEDY: Final = (

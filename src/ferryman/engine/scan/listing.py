@@ -73,7 +73,7 @@ _GROUP_BYTES: Final = 16 * limits.MIB
 
 def list_sources(
     plan: Plan,
-    shipped: PickledPlan,
+    pickled_plan: PickledPlan,
     folder: StatePath,
     runner: Runner,
     only: WantedIds | None = None,
@@ -118,7 +118,7 @@ def list_sources(
     per_task = -(-len(partitions) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [partitions[at : at + per_task] for at in range(0, len(partitions), per_task)] if partitions else []
     listed = chain.from_iterable(
-        run_isolating(runner.early or runner, ListPartitions(shipped, str(folder), only, live), tasks)
+        run_isolating(runner.early or runner, ListPartitions(pickled_plan, str(folder), only, live), tasks)
     )
     by_name = {node.name: node.source for node in sources}
     parts += [_check_doubts(by_name[part.source], part) for part in listed]
@@ -126,7 +126,7 @@ def list_sources(
         if isinstance(node.source, DataFrame) and all(p.source != node.name for p in parts):
             read = node.source.read if only is None else partial(_read_only, node.source, only[node.name])
             try:
-                parts += run_frame_again(runner, read, ListFrame(shipped, str(folder), node.name))
+                parts += run_frame_again(runner, read, ListFrame(pickled_plan, str(folder), node.name))
             except BaseException as e:  # also what its function raises
                 fail(node, e)
     if refused and len(refused) == len(sources_of(plan.nodes)):
@@ -163,7 +163,7 @@ def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:
 class ListPartitions:
     """Task: list some partitions, given as (source, partition); returns one part for each source among them."""
 
-    shipped: PickledPlan
+    pickled_plan: PickledPlan
     folder: str
     only: WantedIds | None = None
     live: str = ""
@@ -175,7 +175,7 @@ class ListPartitions:
         ]
 
     def _list(self, name: str, partitions: list[Any]) -> ListedPart:
-        source = _source(self.shipped, name)
+        source = _source(self.pickled_plan, name)
         wanted = None if self.only is None else self.only[name]
         failures: list[str] = []
         outages: list[Outage] = []
@@ -231,12 +231,12 @@ class ListPartitions:
 class ListFrame:
     """Task: list one partition of a DataFrame, whose rows are the documents."""
 
-    shipped: PickledPlan
+    pickled_plan: PickledPlan
     folder: str
     source: str
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> ListedPart:
-        source = _source(self.shipped, self.source)
+        source = _source(self.pickled_plan, self.source)
         assert isinstance(source, DataFrame)
         with ListingFile(self.folder, self.source, source) as out:
             try:
@@ -268,8 +268,8 @@ def _check_doubts(source: Source, part: ListedPart) -> ListedPart:
     return part._replace(doubts=(), failure="; ".join(filter(None, (part.failure, why))))
 
 
-def _source(shipped: PickledPlan, name: str) -> Any:
-    return find_source(shipped.plan().nodes, name).source
+def _source(pickled_plan: PickledPlan, name: str) -> Any:
+    return find_source(pickled_plan.plan().nodes, name).source
 
 
 class ListingFile:

@@ -28,6 +28,7 @@ from ferryman.engine.summary import describe_listing
 from ferryman.engine.tasks import Reason, RowRange, TaskSplit, WaveBatch, link_files
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.reader import listed_document, read_listed, unread_version, version_of
+from ferryman.observe import WARNING
 from ferryman.plan import conflicting_sources, find_source
 from ferryman.records.rows import DOCUMENTS, now_us
 from ferryman.sources import Source
@@ -124,7 +125,7 @@ class ScanPhase:
             self._observer.outcome(describe_listing(listings, changes.batches))
             self._observer.planned(rows)
         self.held = bool(changes.too_many) or (self.held and only_pending)
-        for note in (*changes.notes, *changes.too_many):
+        for note in (*changes.notes, *(WARNING + each for each in changes.too_many)):
             self._report(note)  # a scan for pending documents finds the same again
         if due is not None and not changes.batches:
             self._pending.unlisted.add(due)
@@ -368,7 +369,7 @@ _FEW: Final = 0.25
 """Largest share of changed rows for which a task reads only these; for more, reading all rows is faster."""
 
 
-def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: ProgressReader) -> ChangeSet:
+def look_early(changes: ChangeSet, pickled_plan: PickledPlan, runner: Runner, live: ProgressReader) -> ChangeSet:
     """Drop documents that turn out to be unchanged from the changes. Does nothing if Spark is already running, or is
     needed anyway."""
     tasks = [task for batch in changes.batches for task in batch.tasks]
@@ -380,7 +381,7 @@ def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: P
     ):
         return changes
     with live.follow() as folder:
-        changed = iter(early.submit(FindChanged(shipped, folder), tasks).result())
+        changed = iter(early.submit(FindChanged(pickled_plan, folder), tasks).result())
     left = []
     for batch in changes.batches:
         changed_tasks = [_select_rows(task, next(changed)) for task in batch.tasks]
@@ -397,11 +398,11 @@ class FindChanged:
     them.
     """
 
-    shipped: PickledPlan
+    pickled_plan: PickledPlan
     live: str = ""
 
     def __call__(self, split: TaskSplit) -> list[int]:
-        source = find_source(self.shipped.plan().nodes, split.source).source
+        source = find_source(self.pickled_plan.plan().nodes, split.source).source
         live = ProgressWriter(self.live)
         changed: list[int] = []
         row, away = 0, False

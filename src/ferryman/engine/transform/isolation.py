@@ -113,15 +113,15 @@ class IsolatedReader:
 
     def __init__(
         self,
-        shipped: PickledPlan,
+        pickled_plan: PickledPlan,
         split: TaskSplit | LogSplit,
         stager: Stager,
         sizes: DocumentSizes,
         state: str = "",
         share: float = 1.0,
     ) -> None:
-        self._shipped = shipped
-        plan = shipped.plan()
+        self._pickled_plan = pickled_plan
+        plan = pickled_plan.plan()
         self._split = split
         self._state = state
         self._share = share
@@ -142,7 +142,7 @@ class IsolatedReader:
         nodes."""
         processed = []
         spool = Spool(shared=True)
-        reader = _ChildReader(self._shipped, self._split, block, contents, spool, self._state, self._share)
+        reader = _ChildReader(self._pickled_plan, self._split, block, contents, spool, self._state, self._share)
         child = Child(reader.read, reader.begin)
         self._stager.begin_block(block)
         try:
@@ -198,7 +198,7 @@ class _ChildReader:
 
     def __init__(
         self,
-        shipped: PickledPlan,
+        pickled_plan: PickledPlan,
         split: TaskSplit | LogSplit,
         block: Block,
         contents: _Contents,
@@ -209,7 +209,7 @@ class _ChildReader:
         self.block = block
         self.children = 0
         """Number of earlier children."""
-        self._shipped = shipped
+        self._pickled_plan = pickled_plan
         self._split = split
         self._state = state
         self._share = share
@@ -220,7 +220,9 @@ class _ChildReader:
 
     def begin(self) -> None:  # pragma: no cover - the child
         split = self._split._replace(number=self._split.number + self.children)
-        self._reader = DocumentReader(self._shipped.plan(), split, self._recorder, {}, self._prepare_step, self._state)
+        self._reader = DocumentReader(
+            self._pickled_plan.plan(), split, self._recorder, {}, self._prepare_step, self._state
+        )
 
     def read(
         self, request: tuple[int, int, dict[str, NodeHealth], dict[_Place, str]]

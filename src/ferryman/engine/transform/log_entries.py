@@ -111,7 +111,7 @@ class LogEntries:
             return owed
         return MissingDelivery(*owed.end, head.attempt, owed.open, head.since or None, head.transient)
 
-    def hold_entry(
+    def block_if_unfinished(
         self,
         block: Block,
         i: int,

@@ -21,6 +21,7 @@ from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.tasks import LogBatch, LogSplit, TaskSplit, WaveBatch
 from ferryman.engine.transform.task import Transform
 from ferryman.errors import WorkerDied
+from ferryman.observe import WARNING
 from ferryman.records.rows import now_us
 from ferryman.state.state import State
 from ferryman.storage import files
@@ -46,7 +47,7 @@ class TransformPhase:
     def __init__(
         self,
         state: State,
-        shipped: PickledPlan,
+        pickled_plan: PickledPlan,
         runner: Runner,
         nodes: NodeBreakers,
         logs: Logs,
@@ -54,7 +55,7 @@ class TransformPhase:
         report: Callable[[str], None],
     ) -> None:
         self._state = state
-        self._shipped = shipped
+        self._pickled_plan = pickled_plan
         self._runner = runner
         self._nodes = nodes
         self._logs = logs
@@ -90,7 +91,7 @@ class TransformPhase:
 
     def _task(self, number: int, batch: WaveBatch | LogBatch, live: str) -> Transform:
         return Transform(
-            self._shipped,
+            self._pickled_plan,
             str(self._state.root),
             number,
             now_us(),
@@ -103,7 +104,7 @@ class TransformPhase:
 
     def _run_now(self, number: int, batch: WaveBatch) -> list[Staged]:
         with self._live.follow() as live:
-            return self._tasks(self._task(number, batch, live), batch.tasks, partial(self._note_death, number))
+            return self._run_tasks(self._task(number, batch, live), batch.tasks, partial(self._note_death, number))
 
     def _run_ahead(self, number: int, batch: WaveBatch) -> list[Staged]:
         """Wait for the tasks that are already running, and return what they staged."""
@@ -111,12 +112,12 @@ class TransformPhase:
         assert ahead is not None
         assert (ahead.number, ahead.batch) == (number, batch)
         with self._live.follow(ahead.task.live):
-            return self._tasks(ahead.task, batch.tasks, partial(self._note_death, number), ahead.submitted)
+            return self._run_tasks(ahead.task, batch.tasks, partial(self._note_death, number), ahead.submitted)
 
     def _run_logs(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
         if batch.once:
             return self._run_once(batch, task)
-        again = partial(self._tasks, task, died=partial(self._note_death, task.wave))
+        again = partial(self._run_tasks, task, died=partial(self._note_death, task.wave))
         staged = again(batch.tasks)
         kept = self._logs.select_results(batch.tasks, staged, again)
         self._remove(kept.discarded)
@@ -129,9 +130,9 @@ class TransformPhase:
 
     def _run_once(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
         """Run a batch whose entries no step may see twice; return what it commits."""
-        once_wave = begin_once_wave(self._state, task.wave, *self._logs.intake_of(batch.tasks))
+        once_wave = begin_once_wave(self._state, task.wave, *self._logs.ranges_to_take(batch.tasks))
         task = dataclasses.replace(task, once=str(once_wave.folder))
-        staged = self._tasks(task, batch.tasks, partial(self._note_death, task.wave, once=True))
+        staged = self._run_tasks(task, batch.tasks, partial(self._note_death, task.wave, once=True))
         self.has_orphans |= any(each.killed is not None for each in staged)
         kept = self._logs.select_once_results(once_wave, batch.tasks, staged)
         self._remove(kept.discarded)
@@ -140,7 +141,7 @@ class TransformPhase:
 
     def rebuild(self, once_wave: OnceWave, split: LogSplit, notes: Iterator[Any]) -> Staged:
         """Stage what a task of an earlier driver had finished when it was killed."""
-        task = Transform(self._shipped, str(self._state.root), once_wave.wave, now_us(), self._state.epoch)
+        task = Transform(self._pickled_plan, str(self._state.root), once_wave.wave, now_us(), self._state.epoch)
         return task.rebuild(split, notes)
 
     def _remove(self, left: Sequence[Staged]) -> None:
@@ -152,7 +153,7 @@ class TransformPhase:
                 for part in parts:
                     files.remove(table.folder / part.path)
 
-    def _tasks(
+    def _run_tasks(
         self,
         task: Transform,
         items: Sequence[TaskSplit | LogSplit],
@@ -166,5 +167,5 @@ class TransformPhase:
 
     def _note_death(self, wave: int, death: WorkerDied, *, once: bool = False) -> None:
         again = "What it had begun is in doubt, the rest goes on" if once else "Its tasks are run again, one by one"
-        self._report(f"wave {wave}: {death}. {again}.")
+        self._report(f"{WARNING}wave {wave}: {death}. {again}.")
         self.has_orphans = True

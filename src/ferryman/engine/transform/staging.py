@@ -353,7 +353,7 @@ class Stager:
                 held.add(failure.fault.key)
             else:
                 held = None
-        if self._entries is not None and self._entries.hold_entry(
+        if self._entries is not None and self._entries.block_if_unfinished(
             self._block,
             family.i,
             failures,

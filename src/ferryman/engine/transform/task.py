@@ -43,7 +43,7 @@ _BLOCK: Final = 4096
 class Transform:
     """Task: process the documents of one split."""
 
-    shipped: PickledPlan
+    pickled_plan: PickledPlan
     root: str
     wave: int
     now_us: int
@@ -81,7 +81,7 @@ class Transform:
 
     def rebuild(self, split: LogSplit, notes: Iterator[Any]) -> Staged:
         """Stage what this task had finished when it was killed; no step is called."""
-        plan = self.shipped.plan()
+        plan = self.pickled_plan.plan()
         entries = LogEntries(plan, split, once=True)
         root = path_of(self.root)
         stager = Stager(plan, split.source, root, self.wave, self.now_us, self.epoch, entries)
@@ -122,7 +122,7 @@ class TaskProcessing:
         sizes: DocumentSizes | None = None,
         notes: TaskNotes | None = None,
     ) -> None:
-        plan = task.shipped.plan()
+        plan = task.pickled_plan.plan()
         self._split = split
         once = bool(task.once)
         self._entries = LogEntries(plan, split, once=once) if isinstance(split, LogSplit) else None
@@ -147,7 +147,7 @@ class TaskProcessing:
         self._isolated_reader = None
         if task.isolated:
             self._isolated_reader = IsolatedReader(
-                task.shipped, split, self._stager, sizes or DocumentSizes(), state, share
+                task.pickled_plan, split, self._stager, sizes or DocumentSizes(), state, share
             )
         self._concurrent_reader = self._first_batches = None
         if self._reader.walk.may_reach({n.name for n in concurrent_steps}):
