@@ -250,6 +250,14 @@ class Comparison:
             ),
         )
 
+    def count_older(self) -> int:
+        """Count the differences that an older copy of the target has: what is missing, what was deleted, and earlier
+        deliveries."""
+        return self._count(
+            "found WHERE kind <> 'changed' OR document IN (SELECT id FROM stored SEMI JOIN ledger_hashes USING (hash) "
+            "WHERE hash NOT IN (SELECT unnest(hashes) FROM expected))"
+        )
+
     def differences(self, limit: int) -> pa.Table:
         """Return the first differences, by kind and id, in the columns of ``Difference``."""
         rows = self._view.rows(f"SELECT * FROM found ORDER BY kind, document, hash LIMIT {limit}")

@@ -706,7 +706,7 @@ def print_ways_on(spec: str, state: str | None) -> None:
 def print_targets(plan: Plan, root: StatePath, spec: str, state: str | None) -> None:
     """Print which targets are not those that were delivered to, and which were verified."""
     from ferryman.errors import StateDamaged
-    from ferryman.state.targets import load_targets, load_verified
+    from ferryman.state.targets import AHEAD, load_targets, load_verified
 
     try:
         targets, verified = load_targets(root), load_verified(root)
@@ -715,9 +715,10 @@ def print_targets(plan: Plan, root: StatePath, spec: str, state: str | None) -> 
         return
     names = {node.name for node in plan.nodes}
     for name in sorted(names & targets.keys()):
-        if (target := targets[name]).found is not None:
-            repair = next_command("verify", spec, "--repair", state=state)
-            since = format_time(target.since)
+        if (target := targets[name]).needs_verification:
+            ahead = target.trouble == AHEAD and target.found is None
+            repair = next_command(*(("adopt", spec) if ahead else ("verify", spec, "--repair")), state=state)
+            since = format_time(target.noticed_first)
             print_line(f"The target of {name} {target.describe()} (found {since} UTC). Next: {repair}")
     for name in sorted(names & verified.keys()):
         if (clean := verified[name].clean) is not None:

@@ -46,7 +46,7 @@ from ferryman.engine.transform.phase import TransformPhase
 from ferryman.notify import Reporter
 from ferryman.observe import Forwarding, Observer
 from ferryman.records.rows import now_us
-from ferryman.state.commands import OutboxEffect, queued_commands
+from ferryman.state.commands import ADOPT, OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.state import State
 
@@ -144,7 +144,8 @@ class Run:
         return not (scan and self._listing_incomplete)
 
     def report(self) -> None:
-        """Report hints at mistakes in the plan, and send notifications, see ``notify``."""
+        """Report hints at mistakes in the plan, record what targets have, and send notifications, see ``notify``."""
+        self._targets.remember()
         for hint in self._nodes.hints():
             self._add_message_once(hint)
         self.notify()
@@ -163,7 +164,8 @@ class Run:
         state = self._state
         for note in state.notes:
             self._add_message(note)
-        self._sequence_guard.refuse_old_copy()
+        if not any(command.verb == ADOPT for command in queued_commands(state)):
+            self._sequence_guard.refuse_old_copy()
         actions = []
         if state.wave > state.settled:
             settled = settle(state, state.wave, self._run_tasks)
@@ -274,6 +276,7 @@ class Run:
 
     def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NO_POSITIONS) -> None:
         self._observer.phase(number, "commit")
+        self._targets.compare()
         self._sequence_guard.before_commit()
         commit_staged(self._state, number, staged, positions)
 

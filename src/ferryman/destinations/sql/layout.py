@@ -22,6 +22,9 @@ TOMBSTONES: Final = "_tombstones"
 IDENTITIES: Final = "ferryman_tables"
 """Table with an identity of each table of this database or schema that ``Sql`` writes."""
 
+WRITERS: Final = "ferryman_writers"
+"""Table with the highest sequence that each state and node has written to each table of this database or schema."""
+
 _Kind = Literal["key", "text", "number", "json"]
 STANDARD: Final[tuple[tuple[str, _Kind, bool], ...]] = (
     ("id", "key", False),
@@ -113,6 +116,13 @@ class Layout:
             sa.Column("name", sa.Text(), primary_key=True, nullable=False),
             sa.Column("id", sa.Text(), nullable=False),
         )
+        self.writers = sa.Table(
+            WRITERS,
+            metadata,
+            sa.Column("name", sa.Text(), primary_key=True, nullable=False),
+            sa.Column("writer", sa.Text(), primary_key=True, nullable=False),
+            sa.Column("sequence", sa.BigInteger(), nullable=False),
+        )
         self.names = tuple(column.name for column in self.documents.columns)
 
     def create(self, connection: sa.Connection, where: str) -> None:
@@ -133,9 +143,11 @@ class Layout:
     def _identify(self, connection: sa.Connection, *, is_new: bool) -> None:
         """Give the table an identity, if it is new or has none."""
         self.identities.create(connection, checkfirst=True)
+        self.writers.create(connection, checkfirst=True)
         name = self.identities.c.name == self.documents.name
         if is_new:
             connection.execute(sa.delete(self.identities).where(name))
+            connection.execute(sa.delete(self.writers).where(self.writers.c.name == self.documents.name))
         if is_new or connection.execute(sa.select(self.identities.c.id).where(name)).first() is None:
             connection.execute(sa.insert(self.identities).values(name=self.documents.name, id=uuid.uuid4().hex))
 
@@ -146,6 +158,15 @@ class Layout:
             return ""
         query = sa.select(self.identities.c.id).where(self.identities.c.name == self.documents.name)
         return connection.scalar(query) or ""
+
+    def highest_of(self, connection: sa.Connection, writer: str) -> int | None:
+        """Return the highest sequence that a writer has written to the table; None: it has written nothing."""
+        writers = self.writers
+        if not sa.inspect(connection).has_table(writers.name, writers.schema):
+            return None
+        own = (writers.c.name == self.documents.name) & (writers.c.writer == writer)
+        highest: int | None = connection.scalar(sa.select(writers.c.sequence).where(own))
+        return highest
 
     def rows(self, chunk: list[Delivery]) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the chunk's deliveries in the order of ``names``: text, numbers, JSON as text, None.
