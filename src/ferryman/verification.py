@@ -128,12 +128,12 @@ def adopt(plan: Plan, *, state: str | StatePath | None = None, why: str = "") ->
     plan.freeze()
     root = existing_state(plan, state, "adopt")
     nodes = [node for node in plan.nodes if isinstance(node, DestinationNode)]
-    known, sender, above = _next_sequence(root, plan), sender_of(root), 0
+    unsent, sender, above = _lowest_unsent(root, plan), sender_of(root), 0
     for node in nodes:
         context = context_of(plan, node, 0, sender)
         highest = _highest_sent(node.destination, context)
-        if highest >= known:
-            node.destination.adopt(context, known)  # 1
+        if highest >= unsent[node.name]:
+            node.destination.adopt(context, unsent[node.name])  # 1
             crash.point("adopt.accepted")
         above = max(above, highest)
     done = submit_command(plan, root.parent, Command(ADOPT, current_user(), why, above=above))  # 2
@@ -145,12 +145,16 @@ def adopt(plan: Plan, *, state: str | StatePath | None = None, why: str = "") ->
     return verification
 
 
-def _next_sequence(root: StatePath, plan: Plan) -> int:
-    """Return the next sequence that a state gives."""
+def _lowest_unsent(root: StatePath, plan: Plan) -> dict[str, int]:
+    """Return destination -> the lowest sequence that a state has not sent, as far as it knows."""
     state = State(root, plan)
     with state.readers.reading():
         state.open_for_reading()
-        return state.next_sequence
+        found = {node.name: state.next_sequence for node in plan.nodes}
+        for file in state.outbox.files.values():
+            name, first = file.partition["destination"], int(file.partition["first_sequence"])
+            found[name] = min(first, found.get(name, first))
+    return found
 
 
 def _highest_sent(destination: Destination, context: DestinationContext) -> int:
@@ -224,9 +228,9 @@ def _record(root: StatePath, results: Sequence[Verified], known: Mapping[str, Ta
             if each.differing:
                 kept.failed = this
                 if not each.sampled:
-                    kept.highest = target.highest
+                    kept.highest = target.highest or kept.highest
             elif not each.sampled and not each.counts.in_flight:
-                kept.clean, kept.target, kept.settled = this, each.identity, target.noticed
+                kept.clean, kept.target, kept.settled = this, each.identity, target.noticed or kept.settled
             elif each.sampled:
                 kept.sampled = this
     save_verified(root, verified)

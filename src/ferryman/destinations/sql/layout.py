@@ -220,7 +220,8 @@ class Layout:
         """Return what a row holds.
 
         Args:
-            row: values of the columns ``names``, JSON as text.
+            row: values of the columns ``names``, JSON as text; then, if the database can tell it, of each column of
+                ``columns=`` whether it has its field's value, converted to the column's type; None: unknown.
             types: of each column of ``columns=``, whether it has text as it was written.
         """
         *names, text, fields, written_hash = row[: len(STANDARD)]
@@ -232,7 +233,8 @@ class Layout:
                 names[-1] = _json(branches).decode()
             intact = None if written_hash is None else self._is_intact(names, operation, text, fields, written_hash)
             if intact and self._extra:
-                intact = self._has_same_columns(fields, row[len(self.names) - len(self._extra) :], types)
+                start, end = len(self.names) - len(self._extra), len(self.names)
+                intact = self._has_same_columns(fields, row[start:end], types, row[end:])
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):  # not what we wrote
             branches, intact = (), False
         if not intact:
@@ -243,11 +245,24 @@ class Layout:
         json = b"" if fields is None else fields.encode() if self._keeps_text else canonical_json(fields.encode())
         return content_hash(*names, operation, text, json) == written
 
-    def _has_same_columns(self, fields: str | None, values: Sequence[Any], types: Sequence[bool]) -> bool:
+    def _has_same_columns(
+        self, fields: str | None, values: Sequence[Any], types: Sequence[bool], by_database: Sequence[bool | None]
+    ) -> bool:
         """Return whether the columns of ``columns=`` have the values of their fields."""
+        if by_database and all(by_database):
+            return True
         content = {} if fields is None else _decode_json(fields)
         written = map(content.get, self._extra)
-        return all(map(is_same_value, values, written, types))
+        known = by_database or (None,) * len(self._extra)
+        return all(
+            is_same_value(value, wanted, is_text) if same is None else same
+            for same, value, wanted, is_text in zip(known, values, written, types, strict=True)
+        )
+
+    @property
+    def fields_of_columns(self) -> tuple[str, ...]:
+        """Return the field of each column of ``field_columns``."""
+        return self._extra
 
     def _field_values(self, delivery: Delivery) -> Iterable[Any]:
         """Return the values of fields with columns of their own: lists and dicts as JSON text, None for missing

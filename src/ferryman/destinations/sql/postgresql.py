@@ -384,9 +384,32 @@ _ROWS: Final = 2_000
 """Rows that an inventory fetches at a time."""
 
 _COLUMNS_OF_TABLE: Final = (
-    "SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
+    "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
     "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
 )
+
+_KEEP_TEXT: Final = ("text", "character varying")
+"""Types of columns that keep text as it was written."""
+
+_TELLS_VALID_INPUT: Final = 160000
+"""Version of the first server that tells whether a text can be converted to a type."""
+
+
+def _has_written_value(column: str, kind: str, field: str) -> str:
+    """Return SQL for whether a column has the value of a field, rounded, cut or padded as its type does it; NULL if the
+    field has become what the type does not take.
+
+    A column that keeps text is not asked: then a number and its text would be the same.
+    """
+    if kind in _KEEP_TEXT:
+        return "NULL"
+    written = f"(fields ->> {_literal(field)})"
+    valid = f"coalesce(pg_input_is_valid({written}, {_literal(kind)}), true)"
+    same = f"{written}::{kind} IS NOT DISTINCT FROM {quoted(column)}"
+    if kind.startswith("json"):  # json has no equality
+        same = f"{written}::jsonb IS NOT DISTINCT FROM {quoted(column)}::jsonb"
+    return f"CASE WHEN {valid} THEN {same} END"
+
 
 NAME_BYTES = 63
 """Longest name in PostgreSQL, which shortens longer ones, so that two could become one."""
@@ -455,8 +478,13 @@ class PostgreSQL(Dialect):
                 f"{quoted(name)}{'::text' if name in printed else ''}" if name in there else "NULL"
                 for name in layout.names
             )
+            if connection.info.server_version >= _TELLS_VALID_INPUT:
+                names += "".join(
+                    f", {_has_written_value(name, types[name], field)}"
+                    for name, field in zip(layout.field_columns, layout.fields_of_columns, strict=True)
+                )
             query = f"SELECT {names} FROM {table}"
-            keep_text = [types[name] in ("text", "varchar") for name in layout.field_columns]
+            keep_text = [types[name] in _KEEP_TEXT for name in layout.field_columns]
             if ids is None:
                 cursor.execute(query.encode())
             else:
