@@ -1,9 +1,13 @@
-"""States and targets that were put back from older copies: a run says so, and ``adopt`` or ``verify --repair`` end it right."""
+"""States and targets that were put back from older copies: a run says so; ``adopt`` or ``verify --repair`` heals it."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -230,3 +234,29 @@ def test_a_target_that_an_older_version_filled_is_no_trouble(place: Path) -> Non
     world.put("new")
     assert world.run().exit == 0
     assert load_targets(world.root)["rows"].highest > 0
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "adopt.accepted",
+        pytest.param("command.queued", marks=pytest.mark.slow),
+        "command.staged",
+        pytest.param("wave.logged", marks=pytest.mark.slow),
+        pytest.param("command.done", marks=pytest.mark.slow),
+        pytest.param("command.queued:2", marks=pytest.mark.slow),
+        "verified.recorded",
+        pytest.param("targets.recorded", marks=pytest.mark.slow),
+        pytest.param("deliver.sent", marks=pytest.mark.slow),
+    ],
+)
+def test_an_adoption_may_be_killed(place: Path, point: str) -> None:
+    """The same commands again end it: nothing is lost, and the queue gets nothing twice."""
+    command = [sys.executable, "-m", "tests.support.adopted_story", str(place)]
+    subprocess.run([*command, "lose"], check=True)
+    killed = subprocess.run(
+        [*command, "adopt"], env={**os.environ, "FERRYMAN_CRASH": point}, capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed
+    done = subprocess.run([*command, "adopt"], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0", "0", "14"], done.stderr
