@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 
+from ferryman.cli.account import plan_status, print_targets
 from ferryman.destinations import Directory, JsonLines, Queue, Sql
-from ferryman.errors import StateForeign
+from ferryman.errors import StateDamaged, StateForeign
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory
 from ferryman.state.targets import load_targets
+from ferryman.storage import files
 from ferryman.verification import adopt, verify
 from tests.support.plan_world import PlanWorld, place
 
@@ -234,6 +236,75 @@ def test_a_target_that_an_older_version_filled_is_no_trouble(place: Path) -> Non
     world.put("new")
     assert world.run().exit == 0
     assert load_targets(world.root)["rows"].highest > 0
+
+
+class Stopped(Exception):
+    """Ends an endless run."""
+
+
+def test_an_endless_run_verifies_a_sample_and_says_what_it_finds(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every hour, of what keeps a document per id; ``status`` has what was found; 0 switches it off."""
+    world = world_with(place, log=sql(place, table="log", mode="append"), rows=sql(place))
+    with closing(sqlite3.connect(place / "out.db")) as connection, connection:
+        connection.execute("UPDATE documents SET text = 'changed'")
+        connection.execute("DELETE FROM log")
+
+    def run_hours(hours: int, size: int) -> list[str]:
+        now = [0.0]
+
+        def sleep(_s: float) -> None:
+            now[0] += 3600.0
+            if now[0] > hours * 3600.0:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            world.run(every=3600.0, verify_sample=size, clock=lambda: now[0], sleep=sleep, checked=False)
+        return [text for text in world.watch.messages if "sample" in text]
+
+    assert run_hours(2, 0) == []
+    assert run_hours(0, 20) == []
+    [told, _] = run_hours(2, 20)
+    assert "of a sample of 20 documents 0 missing, 20 changed" in told
+    assert "destination rows" in told
+    found = plan_status(world.plan, world.root)["verified"]
+    assert found["rows"]["failed"]["differing"] == 20
+    assert found["rows"]["through"] is None
+    print_targets(world.plan, world.root, "plan.py", None)
+    assert "rows: 20 of 20 deliveries differed" in capsys.readouterr().out
+    verify(world.plan, state=world.state, destination="rows", repair=True)
+    assert world.run(checked=False).delivered == 30
+    run_hours(1, 20)
+    assert plan_status(world.plan, world.root)["verified"]["rows"]["sampled"]["compared"] == 20
+    assert verify(world.plan, state=world.state, destination="rows").exit == 0
+    assert plan_status(world.plan, world.root)["verified"]["rows"]["through"] == world.status()["waves"]
+
+
+@pytest.mark.parametrize("name", ["targets.json", "verified.json"])
+@pytest.mark.parametrize("content", [[1, 2], {"rows": 7}, {"rows": {"id": 5}}, "text", {"rows": {"clean": "x"}}])
+def test_records_of_another_form_are_made_again(place: Path, name: str, content: Any) -> None:
+    """As another version may have written them; a damaged file is named."""
+    world = world_with(place, rows=sql(place))
+    assert verify(world.plan, state=world.state).exit == 0
+    files.replace(world.root / name, files.seal(content))
+    print_targets(world.plan, world.root, "plan.py", None)
+    assert verify(world.plan, state=world.state).exit == 0
+    world.put("new")
+    assert world.run().exit == 0
+    assert verify(world.plan, state=world.state).exit == 0
+
+
+@pytest.mark.parametrize("name", ["targets.json", "verified.json"])
+def test_a_damaged_record_is_named(place: Path, name: str) -> None:
+    """By whatever reads it first; ``verify`` makes the results of verifications again."""
+    world = world_with(place, rows=sql(place))
+    assert verify(world.plan, state=world.state).exit == 0
+    (world.root / name).write_bytes(b"no checksum {}")
+    with pytest.raises(StateDamaged, match=name):
+        world.run()
+    with pytest.raises(StateDamaged, match=name):
+        adopt(world.plan, state=world.state)
 
 
 @pytest.mark.parametrize(

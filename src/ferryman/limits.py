@@ -343,6 +343,15 @@ request."""
 COUNTING_SHARE: Final = 20
 """Divisor of an endless run's time: at most this part of it is spent on counting."""
 
+VERIFY_SAMPLE: Final = 100
+"""Documents of a target that an endless run verifies at a time: few enough for one request."""
+
+VERIFY_SAMPLE_S: Final = 3600.0
+"""Time between two samples that an endless run verifies, at least."""
+
+VERIFY_SAMPLE_SHARE: Final = 100
+"""Divisor of an endless run's time: at most this part of it is spent on verifying samples."""
+
 QUERY_ROWS: Final = 50_000
 """Rows of the ledger that a query reads at a time where all of them would not fit into ``QUERY_MEMORY``."""
 

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ferryman import crash, limits
@@ -14,22 +13,15 @@ from ferryman.account.comparison import Difference
 from ferryman.destinations.base import Destination, DestinationContext
 from ferryman.destinations.stored import slices
 from ferryman.engine.deliver.sending import context_of
-from ferryman.engine.target_look import Verified, look_at_target
-from ferryman.errors import DeliveryError, StateDamaged, UsageError
+from ferryman.engine.target_look import Verified, known_targets, look_at_target, record_results
+from ferryman.errors import DeliveryError, UsageError
 from ferryman.operations import Retried, existing_state, submit_command
 from ferryman.plan import DestinationNode, Plan, keyed_nodes
 from ferryman.plan.keyed import read_once_sources
 from ferryman.plan.paths import nodes_by_target
 from ferryman.state.commands import ADOPT, REPAIR, Command, current_user
 from ferryman.state.state import State, sender_of
-from ferryman.state.targets import (
-    PastVerification,
-    Target,
-    VerifiedDestination,
-    load_targets,
-    load_verified,
-    save_verified,
-)
+from ferryman.state.targets import VerifiedDestination, load_targets, load_verified, save_verified
 from ferryman.storage.files import StatePath, explain_errors_of_state
 
 
@@ -96,9 +88,9 @@ def verify(
     root = existing_state(plan, state, "verify")
     if sample is not None and sample < 1:
         raise UsageError(f"sample={sample}: give 1 or more.")
-    known = _load_targets(root)  # what is noticed later is not settled
+    known = known_targets(root)  # what is noticed later is not settled
     results = [look_at_target(root, plan, nodes, sample, since) for nodes in _targets(plan, destination)]
-    _record(root, results, known)
+    record_results(root, results, known)
     done = Verification(results)
     if repair:
         _repair(root, plan, done, why)
@@ -196,44 +188,6 @@ def _targets(plan: Plan, destination: str | None) -> list[list[DestinationNode]]
         names = ", ".join(sorted(node.name for nodes in by_target.values() for node in nodes))
         raise UsageError(f"destination {destination!r}: plan {plan.name} has {names}; name one of these.")
     return found
-
-
-# What was verified when, for ``status`` and for the next run.
-
-
-def _load_targets(root: StatePath) -> dict[str, Target]:
-    try:
-        return load_targets(root)
-    except StateDamaged:
-        return {}  # ``fsck`` names the file
-
-
-def _record(root: StatePath, results: Sequence[Verified], known: Mapping[str, Target]) -> None:
-    """Record the results. One of two verifications at the same time may be forgotten.
-
-    Args:
-        known: destination -> its target as the state knew it before it was compared.
-    """
-    try:
-        verified = load_verified(root)
-    except StateDamaged:
-        verified = {}  # the results are a convenience: the next verification makes them again
-    at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    for each in results:
-        if each.counts is None:
-            continue
-        this = PastVerification(each.wave, at, each.counts.expected, each.differing)
-        for name in each.destinations:
-            kept, target = verified.setdefault(name, VerifiedDestination()), known.get(name, Target())
-            if each.differing:
-                kept.failed = this
-                if not each.sampled:
-                    kept.highest = target.highest or kept.highest
-            elif not each.sampled and not each.counts.in_flight:
-                kept.clean, kept.target, kept.settled = this, each.identity, target.noticed or kept.settled
-            elif each.sampled:
-                kept.sampled = this
-    save_verified(root, verified)
 
 
 # Repair: what is missing or was changed becomes due again, as if a step had failed for it.

@@ -1,7 +1,8 @@
 """A program to kill: adopts a state that was put back from an older copy, and runs on.
 
-``lose``: run a plan, copy its state, change documents, run, put the copy back. ``adopt``: adopt it, run, verify; say how
-run and verification ended, and how many messages the queue has. ``python -m tests.support.adopted_story FOLDER WHAT``
+``lose``: run a plan, copy its state, change documents, run, put the copy back. ``adopt``: adopt it, run, verify; say
+how run and verification ended, and how many messages the queue has.
+``python -m tests.support.adopted_story FOLDER WHAT``
 """
 
 from __future__ import annotations

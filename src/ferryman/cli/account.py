@@ -723,6 +723,16 @@ def print_targets(plan: Plan, root: StatePath, spec: str, state: str | None) -> 
     for name in sorted(names & verified.keys()):
         if (clean := verified[name].clean) is not None:
             print_line(f"{name} was verified up to wave {clean.wave} ({format_time(clean.at)} UTC): all was there.")
+        failed = verified[name].failed
+        if failed is not None and (clean is None or clean.at < failed.at):
+            print_line(
+                f"{name}: {format_count(failed.differing)} of {format_count(failed.compared)} deliveries differed at "
+                f"{format_time(failed.at)} UTC. Next: {next_command('verify', spec, state=state)}"
+            )
+        if (sampled := verified[name].sampled) is not None and (clean is None or clean.at < sampled.at):
+            print_line(
+                f"{name}: a sample of {format_count(sampled.compared)} was there ({format_time(sampled.at)} UTC)."
+            )
 
 
 def empty_status(plan: Plan) -> dict[str, Any]:
@@ -745,6 +755,7 @@ def empty_status(plan: Plan) -> dict[str, Any]:
         "running": None,
         "pending_reasons": [],
         "stopped": [],
+        "verified": {},
     }
 
 

@@ -40,6 +40,7 @@ from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, Run
 from ferryman.engine.settle import RunTasks, has_late_answers, settle
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.summary import describe_staged
+from ferryman.engine.target_look import SampleVerification
 from ferryman.engine.targets import TargetWatch
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
@@ -92,6 +93,7 @@ class Run:
         self._dispatcher = Dispatcher(state, pickled_plan, runner, self._breakers, pace_s=settings.pace_s)
         self._targets = TargetWatch(state)
         self._dispatcher.on_checked = self._targets.look
+        self._samples = SampleVerification(state.root, state.plan, settings.verify_sample, self._add_message, clock.now)
         self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
         self._nodes = NodeBreakers(state.plan, self._breakers, clock.now)
@@ -140,6 +142,10 @@ class Run:
         if self._sequence_guard.report():
             self._run_delivery_wave()
         self._count_cache.refresh()
+        if endless:
+            self._samples.run()
+            for message in self._targets.messages():
+                self._add_message_once(message)
         self._activity.wait()
         return not (scan and self._listing_incomplete)
 

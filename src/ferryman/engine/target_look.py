@@ -6,8 +6,10 @@ always on its way.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -22,12 +24,20 @@ from ferryman.destinations.base import Destination
 from ferryman.destinations.stored import Stored, slices
 from ferryman.document import Operation
 from ferryman.engine.deliver.sending import context_of
-from ferryman.errors import DeliveryError, Unavailable, message_of
+from ferryman.errors import DeliveryError, StateDamaged, Unavailable, message_of
 from ferryman.plan import DestinationNode, Plan
-from ferryman.plan.paths import target_of
+from ferryman.plan.paths import nodes_by_target, target_of
 from ferryman.records.rows import hasher
 from ferryman.state.commands import ExtraRecord
 from ferryman.state.state import sender_of
+from ferryman.state.targets import (
+    PastVerification,
+    Target,
+    VerifiedDestination,
+    load_targets,
+    load_verified,
+    save_verified,
+)
 from ferryman.storage.files import StatePath
 
 _BY_ID: Final = 50_000
@@ -235,3 +245,91 @@ class TargetLook:
                 if hash_of(id, version, revision) == record["hash"]:
                     return ExtraRecord(id, name, source, version, revision, route)
         return None
+
+
+# What was verified when, for ``status`` and for the next run.
+
+
+def known_targets(root: StatePath) -> dict[str, Target]:
+    """Return destination -> its target, as far as that can be read."""
+    try:
+        return load_targets(root)
+    except StateDamaged:
+        return {}  # ``fsck`` names the file
+
+
+def record_results(root: StatePath, results: Sequence[Verified], known: Mapping[str, Target]) -> None:
+    """Record the results. One of two verifications at the same time may be forgotten.
+
+    Args:
+        known: destination -> its target as the state knew it before it was compared.
+    """
+    try:
+        verified = load_verified(root)
+    except StateDamaged:
+        verified = {}  # the results are a convenience: the next verification makes them again
+    at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    for each in results:
+        if each.counts is None:
+            continue
+        this = PastVerification(each.wave, at, each.counts.expected, each.differing)
+        for name in each.destinations:
+            kept, target = verified.setdefault(name, VerifiedDestination()), known.get(name, Target())
+            if each.differing:
+                kept.failed = this
+                if not each.sampled:
+                    kept.highest = target.highest or kept.highest
+            elif not each.sampled and not each.counts.in_flight:
+                kept.clean, kept.target, kept.settled = this, each.identity, target.noticed or kept.settled
+            elif each.sampled:
+                kept.sampled = this
+    save_verified(root, verified)
+
+
+# Samples that an endless run verifies by itself.
+
+
+class SampleVerification:
+    """Verifies a random sample of each target now and then, in the driver, between waves.
+
+    It takes at most a hundredth of the time. Left out are targets that keep a record of each delivery: to find some of
+    them, all would have to be read.
+
+    Args:
+        size: number of documents of each target; 0: none.
+        report: called with a message for each target of which something is missing or was changed.
+    """
+
+    def __init__(
+        self,
+        root: StatePath,
+        plan: Plan,
+        size: int,
+        report: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root = root
+        self._plan = plan
+        self._size = size
+        self._report = report
+        self._clock = clock
+        self._next = clock() + limits.VERIFY_SAMPLE_S
+
+    def run(self) -> None:
+        """Verify samples, unless the last ones were verified too recently."""
+        started = self._clock()
+        if not self._size or started < self._next:
+            return
+        known = known_targets(self._root)
+        groups = [nodes for nodes in nodes_by_target(self._plan.nodes).values() if nodes[0].destination.keyed_by_id]
+        results = [look_at_target(self._root, self._plan, nodes, self._size) for nodes in groups]
+        record_results(self._root, results, known)
+        for each in results:
+            if each.counts is not None and each.differing:
+                found = f"{each.counts.missing} missing, {each.counts.changed} changed"
+                self._report(
+                    f"destination {', '.join(each.destinations)}: {each.target} differs from what was delivered: of a "
+                    f"sample of {each.counts.expected} documents {found}. `ferryman verify PLAN` compares all of them."
+                )
+        ended = self._clock()
+        self._next = ended + max(limits.VERIFY_SAMPLE_S, limits.VERIFY_SAMPLE_SHARE * (ended - started))
