@@ -74,6 +74,7 @@ def keep(path: Path) -> Callable[[], None]:
     return put_back
 
 
+@pytest.mark.rule("verify.state")
 def test_a_state_put_back_from_a_copy_is_noticed_and_adopted(place: Path) -> None:
     """Its edits count as newer at once, it ends with 3 until it is adopted, and then nothing differs."""
     log = sql(place, table="log", mode="append")
@@ -125,6 +126,7 @@ def test_adopting_before_a_run_ends_right_too(place: Path) -> None:
     assert any("restored" in str(event["message"]) for event in world.history(IDS[0]))
 
 
+@pytest.mark.rule("verify.adopt")
 def test_a_state_older_than_its_queue_is_adopted_without_doubles(place: Path) -> None:
     """A run refuses it; after its adoption messages that the copy does not know do not come again."""
     world = world_with(place, messages=Queue("out", place))
@@ -173,6 +175,7 @@ def empty(folder: Path) -> None:
         connection.execute("DELETE FROM documents")
 
 
+@pytest.mark.rule("verify.target")
 @pytest.mark.parametrize("kind", ["database", "emptied", "folder", "appended"])
 def test_a_target_that_is_an_older_copy_is_noticed_and_healed(place: Path, kind: str) -> None:
     """It says so at the start, with 3, until a verification has found all of it."""
@@ -188,7 +191,10 @@ def test_a_target_that_is_an_older_copy_is_noticed_and_healed(place: Path, kind:
     world.put("newer")
     found = world.run(checked=False)
     assert found.exit == 3
-    assert any("put back from an older copy" in text and "verify PLAN --repair" in text for text in found.messages)
+    assert any(
+        "as if it was emptied or put back from an older copy" in text and "verify PLAN --repair" in text
+        for text in found.messages
+    )
     assert world.run(checked=False).exit == 3
     assert verify(world.plan, state=world.state, repair=True).exit == 3
     assert world.run(checked=False).exit == 3, "it was not compared yet"
@@ -242,6 +248,7 @@ class Stopped(Exception):
     """Ends an endless run."""
 
 
+@pytest.mark.rule("verify.sample")
 def test_an_endless_run_verifies_a_sample_and_says_what_it_finds(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,6 +314,7 @@ def test_a_damaged_record_is_named(place: Path, name: str) -> None:
         adopt(world.plan, state=world.state)
 
 
+@pytest.mark.rule("verify.adopt")
 @pytest.mark.parametrize(
     "point",
     [

@@ -83,6 +83,7 @@ def sql(folder: Path, **options: Any) -> Sql:
     return Sql(f"sqlite:///{folder}/out.db", columns={"title": "title", "rank": "rank", "pages": "pages"}, **options)
 
 
+@pytest.mark.rule("verify.differences")
 def test_what_was_delivered_is_there(place: Path) -> None:
     """After new, changed and deleted documents nothing differs, and everything was compared."""
     queue = Queue("out", place)
@@ -103,6 +104,7 @@ def test_what_was_delivered_is_there(place: Path) -> None:
     assert all(each.clean is not None for each in load_verified(world.root).values())
 
 
+@pytest.mark.rule("verify.repair")
 def test_lost_rows_are_found_and_sent_again_alone(place: Path) -> None:
     """Only what is missing is made again, under its hash, for the destination that lost it; then nothing differs."""
     world = world_with(place, other=sql(place, table="other", mode="append"), rows=sql(place))
@@ -125,6 +127,7 @@ def test_lost_rows_are_found_and_sent_again_alone(place: Path) -> None:
         assert connection.execute("SELECT count(*) FROM other").fetchone() == (122,)
 
 
+@pytest.mark.rule("verify.differences")
 @pytest.mark.parametrize(
     "change",
     [
@@ -186,6 +189,7 @@ def test_an_older_copy_of_the_target_is_found_and_caught_up(place: Path) -> None
     assert world.run().exit == 0
 
 
+@pytest.mark.rule("verify.repair")
 def test_two_repairs_beside_a_run_send_once(place: Path) -> None:
     """Both are queued, and what is missing is sent once; of what was changed or deleted meanwhile, what is so now."""
     world = world_with(place, rows=sql(place))
@@ -212,6 +216,7 @@ def test_an_emptied_target_is_filled_again(place: Path) -> None:
     assert look(world).exit == 0
 
 
+@pytest.mark.rule("verify.differences")
 def test_rows_of_others_are_left_alone(place: Path) -> None:
     """What other plans, nodes and programs wrote is counted, and is no difference; what a lost state wrote is extra."""
     world = world_with(place, rows=sql(place))
@@ -355,6 +360,7 @@ def remove_queue(folder: Path) -> None:
     DurableQueue("out", folder).delete()
 
 
+@pytest.mark.rule("verify.target")
 @pytest.mark.parametrize(
     ("remove", "lost"),
     [
@@ -426,6 +432,7 @@ def test_a_verification_may_be_killed(place: Path, point: str) -> None:
     assert done.stdout.split() == ["0", "42"], done.stderr
 
 
+@pytest.mark.rule("verify.types")
 def test_numbers_in_columns_of_every_precision() -> None:
     """A column prints a number with its own precision; numpy and SQLite are the oracles. Anything else is a change."""
     connection = sqlite3.connect(":memory:")

@@ -200,6 +200,7 @@ KINDS = {
 """Type of a column -> (value of the field, what somebody writes over it)."""
 
 
+@pytest.mark.rule("verify.types")
 @pytest.mark.server
 def test_columns_of_every_kind_in_postgresql(tmp_path: Path, database: Database) -> None:
     """What a type rounds, cuts, pads or prints in another way is no change; each edit by hand is one."""

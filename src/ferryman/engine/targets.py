@@ -134,9 +134,9 @@ class TargetWatch:
             DeliveryError: it cannot be asked.
         """
         destination, next_sequence = node.destination, self._state.next_sequence
-        if _overrides(node, "highest_of") and destination.effect is not Effect.POTENT:
+        if _overrides(node, "highest_of"):
             highest = self._highest_of(node)
-            if highest >= next_sequence:
+            if highest >= next_sequence and destination.effect is not Effect.POTENT:  # else the run refuses the state
                 return AHEAD, highest, []
             if highest < recorded.highest:
                 return BEHIND, 0, []
@@ -182,9 +182,12 @@ class TargetWatch:
 
     def remember(self) -> None:
         """Record which sequences targets have now, for the next run. Call it between waves."""
+        self.compare()
         for name, node in self._nodes.items():
+            if not self._is_new and name not in self._compared:
+                continue  # what it has was not compared with what it had
             recorded = self._recorded.get(name, Target())
-            if recorded.trouble or not _overrides(node, "highest_of") or node.destination.effect is Effect.POTENT:
+            if recorded.trouble or not _overrides(node, "highest_of"):
                 continue
             if recorded.highest and self._remembered.get(name) == self._state.wave:
                 continue

@@ -70,7 +70,7 @@ class Target(msgspec.Struct, omit_defaults=True):
             return "was recreated, or another one has taken its place" if self.found else "is not there any more"
         if self.trouble == AHEAD:
             return "has deliveries that this state does not know: the state was put back from an older copy"
-        return "lacks what was delivered last: it was emptied, or put back from an older copy"
+        return "lacks some of what was delivered last, as if it was emptied or put back from an older copy"
 
 
 class PastVerification(msgspec.Struct, omit_defaults=True):
