@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferryman import Document
+from ferryman import Document, limits
 from ferryman.cli.account import print_targets
 from ferryman.destinations import Directory, JsonLines, Memory, Queue, Sql, Webhook
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
@@ -26,7 +26,7 @@ from ferryman.errors import PermanentError, Unavailable, UsageError
 from ferryman.operations import resolve
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
-from ferryman.routers import Duplicate
+from ferryman.routers import ByField, Duplicate
 from ferryman.sources import Memory as Listed
 from ferryman.state.targets import load_verified
 from ferryman.verification import Verification, verify
@@ -508,6 +508,45 @@ def test_one_of_several_copies_is_there(place: Path) -> None:
     world = PlanWorld(place, partial(to_one_table, names="abc"))
     world.put(*IDS)
     assert world.run().exit == 0
+    assert look(world).exit == 0
+
+
+def with_columns(world: PlanWorld, **columns: dict[str, str]) -> Plan:
+    """Build a plan whose documents go to one of several nodes, which write different columns of one table."""
+    plan = Plan("columns", version=1)
+    kinds = plan.source("docs", Listed(world.documents, max_deleted=1.0)).route("kind", ByField("kind"))
+    for name, each in columns.items():
+        kinds.destination(name, Sql(f"sqlite:///{world.folder}/out.db", columns=each), backoff=0)
+    return plan
+
+
+def test_nodes_with_other_columns_of_one_table(place: Path) -> None:
+    """Each row is compared by the columns of the node that wrote it."""
+    world = PlanWorld(place, partial(with_columns, a={"title": "title", "rank": "rank"}, b={"rank": "rank"}))
+    with closing(sqlite3.connect(place / "out.db")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    world.put("x", kind="a", title="Henry", rank=1)
+    assert world.run().exit == 0
+    world.put("y", "z", kind="b", title="Hamlet", rank=2)
+    assert world.run().exit == 0
+    assert found(look(world)) == []
+    in_database(place, "UPDATE documents SET rank = 3 WHERE id IN ('x', 'z')")
+    assert found(look(world, repair=True)) == [("changed", "x"), ("changed", "z")]
+    assert world.run().exit == 0
+    assert found(look(world)) == []
+
+
+def test_more_differences_than_are_listed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are counted, the first are listed and repaired; then the next."""
+    monkeypatch.setattr(limits, "DIFFERENCES", 50)
+    world = world_with(place, rows=sql(place))
+    in_database(place, "DELETE FROM documents")
+    lost = [120, 70, 20, 0]
+    for missing in lost:
+        verification = look(world, repair=True)
+        assert verification.targets[0].counts.missing == missing  # type: ignore[union-attr]
+        assert verification.repaired == min(missing, 50)
+        assert world.run(checked=False).delivered == min(missing, 50)
     assert look(world).exit == 0
 
 

@@ -76,8 +76,8 @@ COMMAND_DELIVERIES: Final = 50_000
 """Approximate number of deliveries that an operator's command puts into one wave: one of 3 KB each is in the driver's
 memory."""
 
-DIFFERENCES: Final = 1_000_000
-"""Differences of a target that ``verify`` lists and repairs at once."""
+DIFFERENCES: Final = 200_000
+"""Differences of a target that ``verify`` lists and repairs at once, some 100 MB in memory; it counts them all."""
 
 FINGERPRINT_TRUST_S: Final = 2.0
 """Age below which a file is read although it looks unchanged: it may change again within one tick of its clock."""

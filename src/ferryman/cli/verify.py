@@ -155,6 +155,8 @@ def print_repair(found: Verification, plan: str, state: str | None, *, asked: bo
         print_line(f"Queued: the current run, or the next one, will repair it: {again}")
     elif found.repaired:
         print_line(f"{format_count(found.repaired)} due now. Next: {again}")
+        if any(target.differing > len(target.differences) for target in found.targets):
+            print_note("More differ than are repaired at once: after that run, repair again.")
     elif not asked:
         if any(counts.missing or counts.changed for target in found.targets if (counts := target.counts)):
             print_line(f"To send them again: {next_command('verify', plan, '--repair', state=state)}")

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Final
-
-import pyarrow as pa
 
 from ferryman import limits
 from ferryman.account.comparison import Comparison, ComparisonCounts, Difference
@@ -137,18 +136,22 @@ class TargetLook:
         partly = sample is not None or since > 0
         identity = self._identity()  # before the look: one that is recreated meanwhile is not verified
         seed = int.from_bytes(os.urandom(4))
-        with open_view(self._root, self._plan) as view:
-            comparison = Comparison(view, self._names, keyed=self._destination.keyed_by_id)
-            comparison.expect(since)
-            if sample is not None:
-                ids: list[str] | None = comparison.draw_sample(sample, seed)
-            else:
-                ids = comparison.expected_ids() if since else None
-            self._compare(comparison, ids, extra=not partly)
-            counts, found, wave = comparison.counts(), comparison.differences(limits.DIFFERENCES), view.wave
-        if found.num_rows:
-            counts, found = self._look_again(counts, found, since, extra=not partly)
-        differences = [Difference(**row) for row in found.to_pylist()]
+        with tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as scratch:
+            earlier = os.path.join(scratch, "found.parquet")
+            with open_view(self._root, self._plan) as view:
+                comparison = Comparison(view, self._names, keyed=self._destination.keyed_by_id)
+                comparison.expect(since)
+                if sample is not None:
+                    ids: list[str] | None = comparison.draw_sample(sample, seed)
+                else:
+                    ids = comparison.expected_ids() if since else None
+                self._compare(comparison, ids, extra=not partly)
+                counts, wave = comparison.counts(), view.wave
+                ids = comparison.differing_ids(_BY_ID)
+                comparison.save(earlier)
+            differences: list[Difference] = []
+            if counts.missing or counts.changed or counts.extra:
+                counts, differences = self._look_again(counts, earlier, ids, since, extra=not partly)
         return Verified(
             tuple(self._names),
             target_of(self._nodes[0]),
@@ -166,23 +169,30 @@ class TargetLook:
         )
 
     def _look_again(
-        self, counts: ComparisonCounts, found: pa.Table, since: int, *, extra: bool
-    ) -> tuple[ComparisonCounts, pa.Table]:
-        """Return the counts and differences of a first look without those that a second one does not find."""
-        ids = sorted(set(found["document"].to_pylist())) if found.num_rows <= _BY_ID else None
+        self, counts: ComparisonCounts, earlier: str, ids: list[str] | None, since: int, *, extra: bool
+    ) -> tuple[ComparisonCounts, list[Difference]]:
+        """Return the counts and differences of a first look without those that a second one does not find.
+
+        Args:
+            earlier: file with the differences of the first look.
+            ids: of their documents; None: there are too many.
+        """
         with open_view(self._root, self._plan) as view:
             comparison = Comparison(view, self._names, keyed=self._destination.keyed_by_id)
             comparison.expect(since)
             if ids is not None:
                 comparison.restrict(ids)
             self._compare(comparison, ids, extra=extra)
-            comparison.keep_repeated(found)
+            comparison.keep_repeated(earlier)
             again = comparison.counts()
             repeated = comparison.differences(limits.DIFFERENCES)
         return counts._replace(missing=again.missing, changed=again.changed, extra=again.extra), repeated
 
     def _compare(self, comparison: Comparison, ids: list[str] | None, *, extra: bool) -> None:
-        comparison.load(self._inventory(ids))
+        comparison.load(self._inventory(self._nodes[0], ids))
+        for node in self._nodes[1:]:
+            if _settings(node.destination) != _settings(self._destination):  # other columns, say
+                comparison.judge(node.name, self._inventory(node, ids))
         highest = comparison.highest_revision()
         self.unknown = self._written_by_plan(comparison.unknown_records(), highest)
         of_plan = {digest: record.destination for digest, record in self.unknown.items()}
@@ -192,10 +202,11 @@ class TargetLook:
         with self._foreign_errors():
             return self._destination.identity()
 
-    def _inventory(self, ids: list[str] | None) -> Iterator[Stored]:
+    def _inventory(self, node: DestinationNode, ids: list[str] | None) -> Iterator[Stored]:
+        context = context_of(self._plan, node, 0, self._sender)
         with self._foreign_errors():
             for some in (None,) if ids is None else slices(ids, _IDS):
-                yield from self._destination.inventory(self._context, some)
+                yield from node.destination.inventory(context, some)
 
     @contextmanager
     def _foreign_errors(self) -> Iterator[None]:
@@ -245,6 +256,11 @@ class TargetLook:
                 if hash_of(id, version, revision) == record["hash"]:
                     return ExtraRecord(id, name, source, version, revision, route)
         return None
+
+
+def _settings(destination: Destination) -> dict[str, Any]:
+    """Return the attributes that a destination was made with."""
+    return {name: value for name, value in vars(destination).items() if not name.startswith("_")}
 
 
 # What was verified when, for ``status`` and for the next run.
