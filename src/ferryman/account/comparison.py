@@ -27,8 +27,8 @@ STORED: Final = pa.schema(
 )
 """Columns of a destination's inventory."""
 
-_BATCH: Final = 65_536
-"""Rows of an inventory that are in memory at a time."""
+_BATCH: Final = 8_192
+"""Rows of an inventory that are in memory at a time: so few that the garbage collector does not go through them."""
 
 _ORDER: Final = "wave * 4 + ordinal"
 
@@ -306,11 +306,20 @@ def _batches(inventory: Iterable[Stored]) -> Iterator[pa.RecordBatch]:
     records = iter(inventory)
     while some := list(islice(records, _BATCH)):
         ids, hashes, intact, sources, versions, routes = zip(*some, strict=True)
-        columns = [map(_text, ids), hashes, intact, map(_text, sources), versions, map("/".join, routes)]
-        batch = pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, STORED, strict=True)], schema=STORED)
+        del some
+        columns = [ids, hashes, intact, sources, versions, ["/".join(route) if route else "" for route in routes]]
+        try:
+            batch = _record_batch(columns)
+        except UnicodeEncodeError:
+            columns[0], columns[3] = list(map(_text, ids)), list(map(_text, sources))
+            batch = _record_batch(columns)
         if batch["id"].null_count or batch["hash"].null_count:
             raise TypeError("an id or a hash is None")
         yield batch
+
+
+def _record_batch(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, STORED, strict=True)], schema=STORED)
 
 
 def _text(text: str) -> str:

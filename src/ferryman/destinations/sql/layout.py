@@ -228,7 +228,7 @@ class Layout:
         operation = row[len(STANDARD)] if self.appends else "upsert"
         id, _, _, source, version, _, delivery_hash, route = names
         try:
-            branches = tuple(map(_as_text, _decode_json(route)))
+            branches = () if route == "[]" else tuple(map(_as_text, _decode_json(route)))
             if not self._keeps_text:
                 names[-1] = _json(branches).decode()
             intact = None if written_hash is None else self._is_intact(names, operation, text, fields, written_hash)
