@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferryman import Document
+from ferryman import Document, limits
 from ferryman.cli.account import print_targets
 from ferryman.destinations import Directory, JsonLines, Memory, Queue, Sql, Webhook
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
@@ -26,7 +26,7 @@ from ferryman.errors import PermanentError, Unavailable, UsageError
 from ferryman.operations import resolve
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
-from ferryman.routers import Duplicate
+from ferryman.routers import ByField, Duplicate
 from ferryman.sources import Memory as Listed
 from ferryman.state.targets import load_verified
 from ferryman.verification import Verification, verify
@@ -83,6 +83,7 @@ def sql(folder: Path, **options: Any) -> Sql:
     return Sql(f"sqlite:///{folder}/out.db", columns={"title": "title", "rank": "rank", "pages": "pages"}, **options)
 
 
+@pytest.mark.rule("verify.differences")
 def test_what_was_delivered_is_there(place: Path) -> None:
     """After new, changed and deleted documents nothing differs, and everything was compared."""
     queue = Queue("out", place)
@@ -103,6 +104,7 @@ def test_what_was_delivered_is_there(place: Path) -> None:
     assert all(each.clean is not None for each in load_verified(world.root).values())
 
 
+@pytest.mark.rule("verify.repair")
 def test_lost_rows_are_found_and_sent_again_alone(place: Path) -> None:
     """Only what is missing is made again, under its hash, for the destination that lost it; then nothing differs."""
     world = world_with(place, other=sql(place, table="other", mode="append"), rows=sql(place))
@@ -125,6 +127,7 @@ def test_lost_rows_are_found_and_sent_again_alone(place: Path) -> None:
         assert connection.execute("SELECT count(*) FROM other").fetchone() == (122,)
 
 
+@pytest.mark.rule("verify.differences")
 @pytest.mark.parametrize(
     "change",
     [
@@ -179,12 +182,14 @@ def test_an_older_copy_of_the_target_is_found_and_caught_up(place: Path) -> None
     verification = look(world, repair=True)
     kinds = [(kind, id.split("#")[0]) for kind, id in found(verification)]
     assert sorted(set(kinds)) == [("changed", IDS[0]), ("extra", IDS[1]), ("missing", "new")]
-    assert world.run().exit == 0
+    assert world.run().exit == 3, "what was deleted is there again"
     assert set(found(look(world, delete_extra=True))) == {("extra", IDS[1] + page) for page in ("", "#a", "#b")}
     assert world.run().deleted == 3
     assert look(world).exit == 0
+    assert world.run().exit == 0
 
 
+@pytest.mark.rule("verify.repair")
 def test_two_repairs_beside_a_run_send_once(place: Path) -> None:
     """Both are queued, and what is missing is sent once; of what was changed or deleted meanwhile, what is so now."""
     world = world_with(place, rows=sql(place))
@@ -211,6 +216,7 @@ def test_an_emptied_target_is_filled_again(place: Path) -> None:
     assert look(world).exit == 0
 
 
+@pytest.mark.rule("verify.differences")
 def test_rows_of_others_are_left_alone(place: Path) -> None:
     """What other plans, nodes and programs wrote is counted, and is no difference; what a lost state wrote is extra."""
     world = world_with(place, rows=sql(place))
@@ -354,6 +360,7 @@ def remove_queue(folder: Path) -> None:
     DurableQueue("out", folder).delete()
 
 
+@pytest.mark.rule("verify.target")
 @pytest.mark.parametrize(
     ("remove", "lost"),
     [
@@ -425,6 +432,7 @@ def test_a_verification_may_be_killed(place: Path, point: str) -> None:
     assert done.stdout.split() == ["0", "42"], done.stderr
 
 
+@pytest.mark.rule("verify.types")
 def test_numbers_in_columns_of_every_precision() -> None:
     """A column prints a number with its own precision; numpy and SQLite are the oracles. Anything else is a change."""
     connection = sqlite3.connect(":memory:")
@@ -500,6 +508,45 @@ def test_one_of_several_copies_is_there(place: Path) -> None:
     world = PlanWorld(place, partial(to_one_table, names="abc"))
     world.put(*IDS)
     assert world.run().exit == 0
+    assert look(world).exit == 0
+
+
+def with_columns(world: PlanWorld, **columns: dict[str, str]) -> Plan:
+    """Build a plan whose documents go to one of several nodes, which write different columns of one table."""
+    plan = Plan("columns", version=1)
+    kinds = plan.source("docs", Listed(world.documents, max_deleted=1.0)).route("kind", ByField("kind"))
+    for name, each in columns.items():
+        kinds.destination(name, Sql(f"sqlite:///{world.folder}/out.db", columns=each), backoff=0)
+    return plan
+
+
+def test_nodes_with_other_columns_of_one_table(place: Path) -> None:
+    """Each row is compared by the columns of the node that wrote it."""
+    world = PlanWorld(place, partial(with_columns, a={"title": "title", "rank": "rank"}, b={"rank": "rank"}))
+    with closing(sqlite3.connect(place / "out.db")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    world.put("x", kind="a", title="Henry", rank=1)
+    assert world.run().exit == 0
+    world.put("y", "z", kind="b", title="Hamlet", rank=2)
+    assert world.run().exit == 0
+    assert found(look(world)) == []
+    in_database(place, "UPDATE documents SET rank = 3 WHERE id IN ('x', 'z')")
+    assert found(look(world, repair=True)) == [("changed", "x"), ("changed", "z")]
+    assert world.run().exit == 0
+    assert found(look(world)) == []
+
+
+def test_more_differences_than_are_listed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are counted, the first are listed and repaired; then the next."""
+    monkeypatch.setattr(limits, "DIFFERENCES", 50)
+    world = world_with(place, rows=sql(place))
+    in_database(place, "DELETE FROM documents")
+    lost = [120, 70, 20, 0]
+    for missing in lost:
+        verification = look(world, repair=True)
+        assert verification.targets[0].counts.missing == missing  # type: ignore[union-attr]
+        assert verification.repaired == min(missing, 50)
+        assert world.run(checked=False).delivered == min(missing, 50)
     assert look(world).exit == 0
 
 

@@ -120,9 +120,10 @@ STOPS: Final[dict[str, str]] = {
 VERIFY: Final[dict[str, str]] = {
     "targets.recorded": DRIVER,
     "verified.recorded": DRIVER,
+    "adopt.accepted": DRIVER,
 }
-"""Additional points of a run whose targets have identities, in 4 or at its end, and of ``verify``; its repair is an
-operator's command."""
+"""Additional points of a run whose targets have identities, in 4 or at its end, and of ``verify`` and ``adopt``; a
+repair is an operator's command."""
 
 MEMORY: Final[dict[str, str]] = {
     "memory.kept": DRIVER,

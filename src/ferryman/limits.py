@@ -76,8 +76,8 @@ COMMAND_DELIVERIES: Final = 50_000
 """Approximate number of deliveries that an operator's command puts into one wave: one of 3 KB each is in the driver's
 memory."""
 
-DIFFERENCES: Final = 1_000_000
-"""Differences of a target that ``verify`` lists and repairs at once."""
+DIFFERENCES: Final = 200_000
+"""Differences of a target that ``verify`` lists and repairs at once, some 100 MB in memory; it counts them all."""
 
 FINGERPRINT_TRUST_S: Final = 2.0
 """Age below which a file is read although it looks unchanged: it may change again within one tick of its clock."""
@@ -345,6 +345,15 @@ request."""
 
 COUNTING_SHARE: Final = 20
 """Divisor of an endless run's time: at most this part of it is spent on counting."""
+
+VERIFY_SAMPLE: Final = 100
+"""Documents of a target that an endless run verifies at a time: few enough for one request."""
+
+VERIFY_SAMPLE_S: Final = 3600.0
+"""Time between two samples that an endless run verifies, at least."""
+
+VERIFY_SAMPLE_SHARE: Final = 100
+"""Divisor of an endless run's time: at most this part of it is spent on verifying samples."""
 
 QUERY_ROWS: Final = 50_000
 """Rows of the ledger that a query reads at a time where all of them would not fit into ``QUERY_MEMORY``."""

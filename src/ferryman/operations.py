@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, overload
 
-from ferryman import account
+from ferryman import account, limits
 from ferryman.account.queries import cache_differs, last_entries
 from ferryman.account.relations import named_statuses
 from ferryman.engine import driver
@@ -75,6 +75,8 @@ class RunOptions(TypedDict, total=False):
     max_pending: int | None
     """bytes on the disk, 4 GiB if None. While more is pending in the outbox, no more documents are read; what is
     pending is sent."""
+    verify_sample: int
+    """documents of each target, drawn at random, that a run with ``every`` verifies now and then; 0: none."""
     notify: Sequence[str]
     """who is notified of what goes wrong, beside those that the plan names: see ``Plan.notify``."""
     preflight: bool
@@ -99,6 +101,7 @@ _DEFAULTS: Final[RunOptions] = {
     "from_version": None,
     "reset_state": (),
     "max_pending": None,
+    "verify_sample": limits.VERIFY_SAMPLE,
     "notify": (),
     "preflight": True,
     "take_over": False,
@@ -189,6 +192,7 @@ def _settings_of(options: RunOptions, targets: Sequence[NotifyTarget]) -> RunSet
         allow_deletes=options["allow_deletes"],
         notify=targets,
         max_pending=options["max_pending"],
+        verify_sample=options["verify_sample"],
         reset=options["reset_state"],
     )
 

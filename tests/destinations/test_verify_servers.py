@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import urllib3
 from ferryman.destinations import Destination, OpenSearch, Solr, Sql
 from ferryman.plan import Plan
 from ferryman.sources import Memory
-from ferryman.verification import Verification, verify
+from ferryman.verification import Verification, adopt, verify
 from tests.destinations.postgres import Database, database, postgres
 from tests.destinations.search_index import SearchIndex, index, opensearch
 from tests.servers.solr import SolrServer
@@ -173,6 +174,111 @@ def test_postgresql(tmp_path: Path, database: Database) -> None:
     database.query("ALTER TABLE documents ALTER COLUMN price TYPE numeric(30, 4) USING price::numeric")
     database.query("ALTER TABLE documents ALTER COLUMN rank TYPE integer USING rank::integer")
     check_differences(tmp_path, destination, InPostgres(database))
+
+
+KINDS = {
+    "numeric(10,2)": (1.256, "1.25"),
+    "numeric": ("1.2500", "1.2501"),
+    "real": (3.14159274, "3.14"),
+    "double precision": (0.1 + 0.2, "0.3"),
+    "money": (2.5, "2.51"),
+    "smallint": (7, "8"),
+    "boolean": (True, "false"),
+    "date": ("2024-02-29", "2024-03-01"),
+    "time(0)": ("10:11:12.6", "10:11:12"),
+    "timestamp(0)": ("2024-02-29T10:11:12.6", "2024-02-29 10:11:12"),
+    "timestamptz": ("2024-02-29T10:11:12+02:00", "2024-02-29T10:11:12Z"),
+    "interval": ("90 minutes", "91 minutes"),
+    "char(8)": ("abc", "abd"),
+    "varchar(4)": ("abc    ", "abd"),
+    "uuid": ("A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12"),
+    "inet": ("10.0.0.1/32", "10.0.0.2"),
+    "jsonb": ({"b": 1.0, "a": [1, 2]}, '{"a": [1, 2], "b": 2}'),
+    "bytea": ("abc", "abd"),
+    "text": ("1.0", "1"),
+}
+"""Type of a column -> (value of the field, what somebody writes over it)."""
+
+
+@pytest.mark.rule("verify.types")
+@pytest.mark.server
+def test_columns_of_every_kind_in_postgresql(tmp_path: Path, database: Database) -> None:
+    """What a type rounds, cuts, pads or prints in another way is no change; each edit by hand is one."""
+    columns = {f"c{number}": f"it's {kind}" for number, kind in enumerate(KINDS)}
+    destination = Sql(database.url, columns=columns)
+    destination.check()
+    for column, kind in zip(columns, KINDS, strict=True):
+        database.query(f"ALTER TABLE documents ALTER COLUMN {column} TYPE {kind} USING NULL")
+
+    def build(world: PlanWorld) -> Plan:
+        plan = Plan("kinds", version=1)
+        plan.source("docs", Memory(world.documents)).destination("out", destination, backoff=0)
+        return plan
+
+    world = PlanWorld(tmp_path, build)
+    fields = dict(zip(columns.values(), (written for written, _ in KINDS.values()), strict=True))
+    world.put("empty")
+    world.put(*columns, **fields)
+    done = world.run()
+    assert (done.exit, done.delivered) == (0, len(KINDS) + 1), done.messages
+    assert verify(world.plan, state=world.state).exit == 0
+    for column, (_, edited) in zip(columns, KINDS.values(), strict=True):
+        database.query(f"UPDATE documents SET {column} = %s WHERE id = %s", edited, column)
+    database.query("UPDATE documents SET fields = '{\"it''s smallint\": \"seven\"}' WHERE id = 'empty'")
+    [target] = verify(world.plan, state=world.state, repair=True).targets
+    assert {(each.kind, each.document) for each in target.differences} == {
+        ("changed", id) for id in (*columns, "empty")
+    }
+    assert world.run().exit == 0
+    assert verify(world.plan, state=world.state).exit == 0
+
+
+def check_older_copies(folder: Path, destination: Destination, store: Store) -> None:
+    """A run says that a state, and that a target, is an older copy; adoption and repair end both right."""
+
+    def build(world: PlanWorld) -> Plan:
+        plan = Plan("copies", version=1)
+        plan.source("docs", Memory(world.documents, max_deleted=1.0)).destination("out", destination, backoff=0)
+        return plan
+
+    world = PlanWorld(folder, build)
+    world.put(*IDS[:40], title="Henry")
+    assert world.run().exit == 0
+    shutil.copytree(world.state, folder / "copy")
+    world.put(*IDS[:10], text="edited", title="Henry")
+    assert world.run().exit == 0
+    shutil.rmtree(world.state)
+    (folder / "copy").rename(world.state)
+    world.put(IDS[20], text="edited after", title="Henry")
+    found = world.run(checked=False)
+    assert found.exit == 3
+    assert any("ferryman adopt PLAN" in text for text in found.messages), found.messages
+    adopt(world.plan, state=world.state)
+    assert world.run().exit == 0
+    assert verify(world.plan, state=world.state).exit == 0
+    store.save()
+    world.put(*IDS[40:50], title="newer")
+    assert world.run().exit == 0
+    store.lose(IDS[40:50])
+    lost = world.run(checked=False)
+    assert lost.exit == 3
+    assert any("older copy" in text and "verify PLAN --repair" in text for text in lost.messages), lost.messages
+    assert verify(world.plan, state=world.state, repair=True).exit == 3
+    assert world.run(checked=False).delivered == 10
+    assert verify(world.plan, state=world.state).exit == 0
+    assert world.run().exit == 0
+
+
+@pytest.mark.server
+def test_older_copies_with_postgresql(tmp_path: Path, database: Database) -> None:
+    """Its table of writers tells."""
+    check_older_copies(tmp_path, Sql(database.url), InPostgres(database))
+
+
+@pytest.mark.server
+def test_older_copies_with_opensearch(tmp_path: Path, index: SearchIndex) -> None:
+    """The hashes of the newest documents tell."""
+    check_older_copies(tmp_path, OpenSearch(index.url, index.name), InOpenSearch(index))
 
 
 @pytest.mark.server

@@ -143,6 +143,8 @@ def test_the_folders_are_those_of_a_state() -> None:
                 "counted.json",
                 "notified.json",
                 "passed.json",
+                "targets.json",
+                "verified.json",
                 "lock",
                 READERS,
             ),

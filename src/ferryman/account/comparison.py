@@ -13,7 +13,7 @@ from ferryman.destinations.stored import Stored
 from ferryman.errors import Misconfigured, message_of
 from ferryman.records.rows import ORDINAL_STEPS, RANGE, STALE, Status
 from ferryman.state.commands import REPAIR
-from ferryman.storage.query import quote_list
+from ferryman.storage.query import quote, quote_list
 
 STORED: Final = pa.schema(
     [
@@ -27,8 +27,8 @@ STORED: Final = pa.schema(
 )
 """Columns of a destination's inventory."""
 
-_BATCH: Final = 65_536
-"""Rows of an inventory that are in memory at a time."""
+_BATCH: Final = 8_192
+"""Rows of an inventory that are in memory at a time: so few that the garbage collector does not go through them."""
 
 _ORDER: Final = "wave * 4 + ordinal"
 
@@ -176,8 +176,11 @@ class Comparison:
         Raises:
             Misconfigured: it yields something else than ``Stored``.
         """
+        self._load("stored", inventory)
+
+    def _load(self, table: str, inventory: Iterable[Stored]) -> None:
         try:
-            self._view.load("stored", STORED, _batches(inventory))
+            self._view.load(table, STORED, _batches(inventory))
         except (TypeError, ValueError, AttributeError) as e:
             raise Misconfigured(f"its inventory yields what is not Stored: {message_of(e)}") from e
 
@@ -230,10 +233,37 @@ class Comparison:
         [row] = self._view.rows(f"SELECT max(revision) AS highest FROM ledger WHERE destination IN {self._names}")
         return int(row["highest"] or 0)
 
-    def keep_repeated(self, earlier: pa.Table) -> None:
-        """Keep only differences that an earlier look found, too."""
-        self._view.load("earlier", earlier.schema, earlier.to_batches())
-        self._view.keep("found", "SELECT f.* FROM found f SEMI JOIN earlier e USING (kind, document, hash)")
+    def judge(self, destination: str, inventory: Iterable[Stored]) -> None:
+        """Read the inventory of another node that writes to the target, and believe it about what that node delivered:
+        it may have columns of its own, and only it knows what was written to them."""
+        self._load("judged", inventory)
+        of_node = f"SELECT DISTINCT hash FROM arrived WHERE destination = {quote(destination)}"
+        self._view.keep(
+            "stored",
+            f"""
+            SELECT s.* REPLACE (CASE WHEN n.hash IS NULL THEN s.intact ELSE j.intact END AS intact)
+            FROM stored s LEFT JOIN ({of_node}) n ON n.hash = s.hash
+            LEFT JOIN judged j ON j.hash = s.hash AND j.id = s.id
+        """,
+        )
+
+    def differing_ids(self, most: int) -> list[str] | None:
+        """Return the ids of the documents that differ; None: there are more than ``most``."""
+        rows = self._view.rows(f"SELECT DISTINCT document FROM found LIMIT {most + 1}")
+        return None if len(rows) > most else sorted(row["document"] for row in rows)
+
+    def save(self, path: str) -> None:
+        """Write all differences to a file, for ``keep_repeated``."""
+        self._view.rows(f"COPY (SELECT kind, document, hash FROM found) TO {quote(path)} (FORMAT parquet)")
+
+    def keep_repeated(self, earlier: str) -> None:
+        """Keep only differences that an earlier look found, too.
+
+        Args:
+            earlier: file of that look.
+        """
+        found = f"SELECT f.* FROM found f SEMI JOIN read_parquet({quote(earlier)}) e USING (kind, document, hash)"
+        self._view.keep("found", found)
 
     def counts(self) -> ComparisonCounts:
         """Count what was found."""
@@ -250,10 +280,18 @@ class Comparison:
             ),
         )
 
-    def differences(self, limit: int) -> pa.Table:
-        """Return the first differences, by kind and id, in the columns of ``Difference``."""
-        rows = self._view.rows(f"SELECT * FROM found ORDER BY kind, document, hash LIMIT {limit}")
-        return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in Difference._fields})
+    def count_older(self) -> int:
+        """Count the differences that an older copy of the target has: what is missing, what was deleted, and earlier
+        deliveries."""
+        return self._count(
+            "found WHERE kind <> 'changed' OR document IN (SELECT id FROM stored SEMI JOIN ledger_hashes USING (hash) "
+            "WHERE hash NOT IN (SELECT unnest(hashes) FROM expected))"
+        )
+
+    def differences(self, limit: int) -> list[Difference]:
+        """Return the first differences, by kind and id."""
+        rows = self._view.iter_rows(f"SELECT * FROM found ORDER BY kind, document, hash LIMIT {limit}")
+        return [Difference(**row) for row in rows]
 
     def _load_texts(self, table: str, **columns: Iterable[str]) -> None:
         rows = pa.table({name: pa.array(list(texts), pa.string()) for name, texts in columns.items()})
@@ -268,11 +306,20 @@ def _batches(inventory: Iterable[Stored]) -> Iterator[pa.RecordBatch]:
     records = iter(inventory)
     while some := list(islice(records, _BATCH)):
         ids, hashes, intact, sources, versions, routes = zip(*some, strict=True)
-        columns = [map(_text, ids), hashes, intact, map(_text, sources), versions, map("/".join, routes)]
-        batch = pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, STORED, strict=True)], schema=STORED)
+        del some
+        columns = [ids, hashes, intact, sources, versions, ["/".join(route) if route else "" for route in routes]]
+        try:
+            batch = _record_batch(columns)
+        except UnicodeEncodeError:
+            columns[0], columns[3] = list(map(_text, ids)), list(map(_text, sources))
+            batch = _record_batch(columns)
         if batch["id"].null_count or batch["hash"].null_count:
             raise TypeError("an id or a hash is None")
         yield batch
+
+
+def _record_batch(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, STORED, strict=True)], schema=STORED)
 
 
 def _text(text: str) -> str:

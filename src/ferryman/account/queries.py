@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 import duckdb
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,6 +32,7 @@ from ferryman.sources.log import CombinedLog, Log, Positions
 from ferryman.state.activity import Trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions, next_places
 from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
+from ferryman.state.targets import load_targets, load_verified
 from ferryman.storage import files, parquet
 from ferryman.storage.delta import open_log
 from ferryman.storage.files import StatePath, is_disk_full
@@ -296,7 +298,7 @@ def _may_hold_deletes(counts: Mapping[str, Any]) -> bool:
 
 def activity(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> dict[str, Any]:
     """Return what ``status --json`` shows beside the counts: ``running``, ``pending_reasons``, ``stopped``,
-    ``held``.
+    ``held``, ``verified``.
 
     Args:
         counts: the result of ``status``.
@@ -307,7 +309,39 @@ def activity(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> dict[str
         "pending_reasons": pending_reasons(root, plan) if is_pending else [],
         "stopped": retry_read(root, lambda: stopped(root, plan)),
         "held": held_deletes(root, plan, counts),
+        "verified": verifications(root, plan),
     }
+
+
+def verifications(root: StatePath, plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return destination -> what is known of its target: ``through``, the last wave up to which everything was there
+    (None: none); ``clean``, ``failed`` and ``sampled``, the last verifications (``wave``, ``at``, ``compared``,
+    ``differing``) that found all of it, that found a difference, and that found all of a sample; ``target``, why it may
+    differ now. Only destinations of which anything is known.
+    """
+    try:
+        targets, verified = load_targets(root), load_verified(root)
+    except StateDamaged:
+        return {}  # ``fsck`` names the file
+    found = {}
+    for name in (node.name for node in plan.nodes):
+        past, target = verified.get(name), targets.get(name)
+        is_suspect = target is not None and target.needs_verification
+        if past is None and not is_suspect:
+            continue
+        times = {kind: getattr(past, kind, None) for kind in ("clean", "failed", "sampled")}
+        found[name] = {
+            "through": None if times["clean"] is None else times["clean"].wave,
+            **{
+                kind: None if each is None else {**_NONE_DIFFERS, **msgspec.to_builtins(each)}
+                for kind, each in times.items()
+            },
+            "target": target.describe() if target is not None and is_suspect else "",
+        }
+    return found
+
+
+_NONE_DIFFERS: Final = {"differing": 0}
 
 
 def running(root: StatePath) -> dict[str, Any] | None:

@@ -711,7 +711,7 @@ def print_ways_on(spec: str, state: str | None) -> None:
 def print_targets(plan: Plan, root: StatePath, spec: str, state: str | None) -> None:
     """Print which targets are not those that were delivered to, and which were verified."""
     from ferryman.errors import StateDamaged
-    from ferryman.state.targets import load_targets, load_verified
+    from ferryman.state.targets import AHEAD, load_targets, load_verified
 
     try:
         targets, verified = load_targets(root), load_verified(root)
@@ -720,14 +720,25 @@ def print_targets(plan: Plan, root: StatePath, spec: str, state: str | None) -> 
         return
     names = {node.name for node in plan.nodes}
     for name in sorted(names & targets.keys()):
-        if (target := targets[name]).found is not None:
-            repair = next_command("verify", spec, "--repair", state=state)
-            since = format_time(target.since)
+        if (target := targets[name]).needs_verification:
+            ahead = target.trouble == AHEAD and target.found is None
+            repair = next_command(*(("adopt", spec) if ahead else ("verify", spec, "--repair")), state=state)
+            since = format_time(target.noticed_first)
             print_line(f"The target of {name} {target.describe()} (found {since} UTC). Next: {repair}")
     for name in sorted(names & verified.keys()):
         if (clean := verified[name].clean) is not None:
             print_line(
                 f"{name} was verified up to wave {clean.wave} ({format_time(clean.at)} UTC): nothing was missing."
+            )
+        failed = verified[name].failed
+        if failed is not None and (clean is None or clean.at < failed.at):
+            print_line(
+                f"{name}: {format_count(failed.differing)} of {format_count(failed.compared)} deliveries differed at "
+                f"{format_time(failed.at)} UTC. Next: {next_command('verify', spec, state=state)}"
+            )
+        if (sampled := verified[name].sampled) is not None and (clean is None or clean.at < sampled.at):
+            print_line(
+                f"{name}: a sample of {format_count(sampled.compared)} was all there ({format_time(sampled.at)} UTC)."
             )
 
 
@@ -752,6 +763,7 @@ def empty_status(plan: Plan) -> dict[str, Any]:
         "pending_reasons": [],
         "stopped": [],
         "held": 0,
+        "verified": {},
     }
 
 

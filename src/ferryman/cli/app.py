@@ -15,6 +15,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from ferryman.cli import account, decide, plan, queue, run, terminal
+from ferryman.cli.adopt import adopt
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import GlobalOptions, Verbose
 from ferryman.cli.start import demo, init, search
@@ -97,6 +98,7 @@ app.command()(account.history)
 app.command()(decide.retry)
 app.command()(decide.resolve)
 app.command()(verify)
+app.command()(adopt)
 app.command()(search)
 app.command()(account.fsck)
 app.command()(warm_up)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, overload
 import typer
 from typer.core import TyperCommand
 
+from ferryman import limits
 from ferryman.cli import terminal
 from ferryman.cli.options import (
     CacheDir,
@@ -133,6 +134,15 @@ MaxPending = Annotated[
         help="Read no more documents while more than this is pending: 500MB, 20GB. Default: 4GB.",
     ),
 ]
+VerifySample = Annotated[
+    int,
+    typer.Option(
+        "--verify-sample",
+        metavar="N",
+        min=0,
+        help="With --every: verify N documents of each destination, drawn at random, every hour; 0 = none.",
+    ),
+]
 Notify = Annotated[
     list[str] | None,
     typer.Option(
@@ -161,6 +171,7 @@ def run(
     from_version: FromVersion = None,
     reset_state: ResetState = None,
     max_pending: MaxPending = None,
+    verify_sample: VerifySample = limits.VERIFY_SAMPLE,
     notify: Notify = None,
     log_file: LogFile = None,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -201,6 +212,7 @@ def run(
         "preflight": preflight,
         "take_over": take_over,
         "notify": notify_targets(notify),
+        "verify_sample": verify_sample,
     }
     if max_pending is not None:
         options["max_pending"] = size_bytes("--max-pending", max_pending)

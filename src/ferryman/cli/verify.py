@@ -18,7 +18,8 @@ from ferryman.cli.terminal import next_command, print_json, print_line, print_no
 from ferryman.observe import format_count, plural
 
 if TYPE_CHECKING:
-    from ferryman.verification import Verification, Verified
+    from ferryman.engine.target_look import Verified
+    from ferryman.verification import Verification
 
 LISTED = 20
 """Differences printed of each target, without -v."""
@@ -79,15 +80,15 @@ def verify(
         why=why,
     )
     if json:
-        print_json(_as_json(found))
+        print_json(as_json(found))
     else:
         for target in found.targets:
-            _print_target(target, verbose=verbose)
-        _print_repair(found, plan, state, asked=repair or delete_extra)
+            print_target(target, verbose=verbose)
+        print_repair(found, plan, state, asked=repair or delete_extra)
     raise typer.Exit(found.exit)
 
 
-def _as_json(found: Verification) -> dict[str, object]:
+def as_json(found: Verification) -> dict[str, object]:
     return {
         "exit": found.exit,
         "targets": [
@@ -110,7 +111,7 @@ def _as_json(found: Verification) -> dict[str, object]:
     }
 
 
-def _print_target(target: Verified, *, verbose: bool) -> None:
+def print_target(target: Verified, *, verbose: bool) -> None:
     name = f"{', '.join(target.destinations)} ({target.target})"
     counts = target.counts
     if counts is None:
@@ -146,7 +147,7 @@ def _kinds(target: Verified) -> list[tuple[str, int]]:
     return [("missing", missing), ("changed", target.counts.changed), ("extra", target.counts.extra)]
 
 
-def _print_repair(found: Verification, plan: str, state: str | None, *, asked: bool) -> None:
+def print_repair(found: Verification, plan: str, state: str | None, *, asked: bool) -> None:
     again = next_command("run", plan, state=state)
     for each, reason in found.unrepairable[:LISTED]:
         print_line(f"{each.document} cannot be repaired at {each.destination}: {reason}.")
@@ -154,6 +155,8 @@ def _print_repair(found: Verification, plan: str, state: str | None, *, asked: b
         print_line(f"Queued: the current run, or the next one, will repair it: {again}")
     elif found.repaired:
         print_line(f"{format_count(found.repaired)} due now. Next: {again}")
+        if any(target.differing > len(target.differences) for target in found.targets):
+            print_note("More differ than are repaired at once: after that run, repair again.")
     elif not asked:
         if any(counts.missing or counts.changed for target in found.targets if (counts := target.counts)):
             print_line(f"To send them again: {next_command('verify', plan, '--repair', state=state)}")

@@ -212,6 +212,13 @@ class DestinationContext(NamedTuple):
     """Version of the plan when the state got its id; 0: the current one."""
 
 
+def writer_name(context: DestinationContext) -> str:
+    """Return the name under which a target knows a node of a plan and its state. A newer version of the plan keeps it,
+    because deliveries that it takes over may have arrived already."""
+    version = context.first_version or context.plan_version
+    return f"{context.plan}-v{version}/{context.destination} {context.state}".strip()
+
+
 class Destination:
     """Base of all destinations. Only ``effect`` and ``write`` are required.
 
@@ -290,10 +297,26 @@ class Destination:
         """Return the highest sequence that it has received from this very state and node; None: none, or it cannot
         tell.
 
-        Called in the driver, when a run begins: a state that has not reached this sequence is an old copy. Useful for a
-        destination that would take a repeated delivery for a new one. Nothing is sent as long as this raises.
+        Called in the driver, when a run begins: a state that has not reached this sequence is an old copy, and a target
+        that has a lower one than at the end of the last run is one. A destination whose effect is POTENT would take a
+        repeated delivery for a new one: nothing is sent to it from an old copy, and as long as this raises.
         """
         return None
+
+    def newer_than(self, sequence: int) -> Iterator[Stored]:
+        """Yield records with higher sequences than this one, whoever wrote them; a hundred are enough.
+
+        Called in the driver, when a run begins, of a destination that cannot tell ``highest_of``: if this plan wrote
+        one of them, and the ledger does not have it, the state is an old copy.
+        """
+        return iter(())
+
+    def adopt(self, context: DestinationContext, known: int) -> None:
+        """Accept an old copy of a state: what was sent with sequences from ``known`` on may come again, with the same
+        hashes and higher sequences, and must not take effect twice.
+
+        Called by ``ferryman adopt``. Only a destination needs it that tells repeated deliveries by their sequences.
+        """
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
         """Yield what the destination holds, in any order, with the store's strongest consistency.

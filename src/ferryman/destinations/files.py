@@ -30,9 +30,10 @@ from ferryman.destinations.base import (
     encode_payload,
     encode_payloads,
     printable_id,
+    writer_name,
 )
 from ferryman.destinations.sql import sqlite
-from ferryman.destinations.sql.layout import CONTENT_HASH
+from ferryman.destinations.sql.layout import CONTENT_HASH, WRITERS
 from ferryman.destinations.sql.sqlite import SQLite
 from ferryman.destinations.stored import Stored, content_hash, slices
 from ferryman.document import encode_fields
@@ -199,6 +200,7 @@ class Directory(Destination):
         self.content: Content = content
         self.by: By = by
         self._engine: sa.Engine | None = None
+        self._writer = ""
         findings = []
         if content not in get_args(Content):
             findings.append(f"content={content!r}: use 'raw' or 'json'")
@@ -232,6 +234,7 @@ class Directory(Destination):
             sqlite.prepare(engine)
             with engine.connect() as connection, connection.begin():  # no writer is at work
                 DOCUMENTS.create(connection, checkfirst=True)
+                WRITERS_OF_FOLDER.create(connection, checkfirst=True)
                 if CONTENT_HASH not in _index_columns(connection):  # an older Ferryman made it
                     connection.exec_driver_sql(f"ALTER TABLE documents ADD COLUMN {CONTENT_HASH} TEXT")
                 for left in (self.directory / INDEX / "new").iterdir():
@@ -253,6 +256,18 @@ class Directory(Destination):
             highest: int | None = connection.scalar(query)
         engine.dispose()
         return highest
+
+    def highest_of(self, context: DestinationContext) -> int | None:
+        """Return the highest sequence of the state's deliveries, by the index."""
+        if not (self.directory / INDEX / "index.db").is_file():
+            return None
+        own = WRITERS_OF_FOLDER.c.writer == writer_name(context)
+        engine = sqlite.reader(self._index_url())
+        with classified_errors(self.directory), SQLite().translated_errors(self.target()), engine.connect() as index:
+            if not sa.inspect(index).has_table(WRITERS_OF_FOLDER.name):
+                return None
+            highest: int | None = index.scalar(sa.select(WRITERS_OF_FOLDER.c.sequence).where(own))
+            return highest
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
         """Yield the documents of the index whose files are there, see ``Destination.inventory``.
@@ -286,6 +301,7 @@ class Directory(Destination):
 
     def open(self, context: DestinationContext) -> None:
         self._engine = self._index()
+        self._writer = writer_name(context)
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         """Write a chunk: 1. reserve names 2. write files 3. rename them, remove deleted ones 4. record them in the
@@ -319,6 +335,9 @@ class Directory(Destination):
                 winning_files = [(delivery, body_of[delivery.hash]) for delivery in winners.values()]
                 indexed.put({delivery.id: body for delivery, body in winning_files})  # 2, 3
                 indexed.record(winning_files)  # 4
+                if deliveries:
+                    written = list(deliveries.values())
+                    sqlite.record_sequence(connection, WRITERS_OF_FOLDER, DOCUMENTS.name, self._writer, written)
         outcomes |= dict(zip(deliveries, compared, strict=True))
         return [outcomes[position] for position in range(len(chunk))]
 
@@ -382,6 +401,15 @@ DOCUMENTS: Final = sa.Table(
 )
 """Index of the directory: the last delivery of each id, deletes too. Operation "new": the name is only reserved.
 Without ``path_key`` the path depends on the content, and many ids may share it."""
+
+WRITERS_OF_FOLDER: Final = sa.Table(
+    WRITERS,
+    sa.MetaData(),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("writer", sa.Text, primary_key=True),
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+)
+"""Highest sequence that each state and node has written to the directory."""
 
 _SLICE: Final = 500
 """Values in one ``IN (…)``: below what every SQLite takes."""

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from ferryman import limits
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome, writer_name
 from ferryman.destinations.stored import Stored
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, plain_text
 from ferryman.queues import Queue as DurableQueue
@@ -106,7 +106,11 @@ class Queue(Destination):
         with self._translated_errors():
             if not self._open_queue().exists:  # not made yet, or away
                 raise Unavailable(f"{self.root / self.name}: there is no queue")
-            return self._open_queue().highest_of(_writer_of(context))
+            return self._open_queue().highest_of(writer_name(context))
+
+    def adopt(self, context: DestinationContext, known: int) -> None:
+        with self._translated_errors():
+            self._open_queue().adopt_writer(writer_name(context), known)
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
         """Yield the messages of plans that were not trimmed, see ``Destination.inventory``. Their content is intact:
@@ -129,7 +133,7 @@ class Queue(Destination):
             return self._open_queue().first_index > 1
 
     def open(self, context: DestinationContext) -> None:
-        self._writer = _writer_of(context)
+        self._writer = writer_name(context)
         self._settled = context.settled
         self._queue = None  # a worker keeps its plan for many runs, and the queue may have been made again since
         with self._translated_errors():
@@ -210,10 +214,3 @@ class Queue(Destination):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_queue": None}
-
-
-def _writer_of(context: DestinationContext) -> str:
-    """Return the name under which the queue knows a node of a plan and its state. A newer version of the plan keeps it,
-    because rows that it takes over may have been appended already."""
-    version = context.first_version or context.plan_version
-    return f"{context.plan}-v{version}/{context.destination} {context.state}".strip()

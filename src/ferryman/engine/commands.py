@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from ferryman import crash, limits
 from ferryman.account.queries import open_view
 from ferryman.account.relations import Filter
+from ferryman.destinations.base import Guarantee
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
-from ferryman.plan import keyed_nodes, logs_read
+from ferryman.plan import DestinationNode, keyed_nodes, logs_read
 from ferryman.plan.keyed import read_once_sources
 from ferryman.records.families import (
     FailedMember,
@@ -43,7 +44,7 @@ from ferryman.records.rows import (
     hasher,
     table_of,
 )
-from ferryman.state.commands import SKIP, Command, DocumentsEffect, ExtraRecord, OutboxEffect
+from ferryman.state.commands import ADOPT, SKIP, Command, DocumentsEffect, ExtraRecord, OutboxEffect
 from ferryman.state.logs import LogPositions
 from ferryman.state.outbox import OutboxWriter, row_groups
 from ferryman.state.state import State
@@ -64,6 +65,8 @@ def apply(state: State, command: Command) -> int:
     if command.extra:
         _commit_deletes(state, command)
         concerned = len(command.extra)
+    if command.verb == ADOPT:
+        concerned += _renumber_waiting(state)
     concerned += _retry_stopped(state, command)
     for share in range(shares):
         chosen = _select_deliveries(state, command, (share, shares))
@@ -98,6 +101,43 @@ def _commit_share(state: State, command: Command, chosen: list[dict[str, Any]]) 
     commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
     settle(state, number, in_process)
     state.retire(state.outbox, [path for path, _ in replaced])
+
+
+def _renumber_waiting(state: State) -> int:
+    """Commit and settle one wave that gives the rows in the outbox new sequences, above all that targets have; return
+    their number. Rows for at-most-once destinations keep theirs, by which they are claimed."""
+    number, sequence, rows = state.wave + 1, state.next_sequence, 0
+    claimed = {
+        node.name
+        for node in state.plan.nodes
+        if isinstance(node, DestinationNode) and node.policy.guarantee is Guarantee.AT_MOST_ONCE
+    }
+    replaced: list[tuple[str, DataFile | None]] = []
+    for file in sorted(state.outbox.files.values(), key=lambda file: int(file.partition["first_sequence"])):
+        if file.partition["destination"] in claimed:
+            continue
+        part = _renumber_rows(state, file.path)
+        partition = {**file.partition, "first_sequence": str(sequence)}
+        replaced.append((file.path, None if part is None else state.outbox.data_file(part, partition)))
+        sequence += 0 if part is None else part.rows
+        rows += 0 if part is None else part.rows
+    state.skip_sequences(sequence - 1)
+    crash.point("command.staged")
+    commit_wave(state, number, replaced=replaced)
+    settle(state, number, in_process)
+    state.retire(state.outbox, [path for path, _ in replaced])
+    return rows
+
+
+def _renumber_rows(state: State, path: str) -> Part | None:
+    """Write the rows of an outbox file again, numbered from 0."""
+    writer, rows = OutboxWriter(state.outbox.folder, epoch=state.epoch), 0
+    for table in row_groups(state.outbox.path(path)):
+        at = table.schema.get_field_index("row")
+        numbers = pa.array(range(rows, rows + table.num_rows), table.schema.field(at).type)
+        writer.write(table.set_column(at, table.schema.field(at), numbers))
+        rows += table.num_rows
+    return writer.finish()
 
 
 _RETRIES: Final = ("retry", "retry --force", SKIP)

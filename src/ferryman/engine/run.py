@@ -40,13 +40,14 @@ from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, Run
 from ferryman.engine.settle import RunTasks, has_late_answers, settle
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.summary import describe_staged
+from ferryman.engine.target_look import SampleVerification
 from ferryman.engine.targets import TargetWatch
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.notify import Reporter
 from ferryman.observe import WARNING, Forwarding, Observer
 from ferryman.records.rows import now_us
-from ferryman.state.commands import OutboxEffect, queued_commands
+from ferryman.state.commands import ADOPT, OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.state import State
 
@@ -91,6 +92,7 @@ class Run:
         self._dispatcher = Dispatcher(state, pickled_plan, runner, self._breakers, pace_s=settings.pace_s)
         self._targets = TargetWatch(state)
         self._dispatcher.on_checked = self._targets.look
+        self._samples = SampleVerification(state.root, state.plan, settings.verify_sample, self._add_message, clock.now)
         self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
         self._nodes = NodeBreakers(state.plan, self._breakers, clock.now)
@@ -139,11 +141,16 @@ class Run:
         if self._sequence_guard.report():
             self._run_delivery_wave()
         self._count_cache.refresh()
+        if endless:
+            self._samples.run()
+            for message in self._targets.messages():
+                self._add_message_once(message)
         self._observer.waits()
         return not (scan and self._listing_incomplete)
 
     def report(self) -> None:
-        """Report hints at mistakes in the plan, and send notifications, see ``notify``."""
+        """Report hints at mistakes in the plan, record what targets have, and send notifications, see ``notify``."""
+        self._targets.remember()
         for hint in self._nodes.hints():
             self._add_message_once(hint)
         self.notify()
@@ -162,7 +169,8 @@ class Run:
         state = self._state
         for note in state.notes:
             self._add_message(note)
-        self._sequence_guard.refuse_old_copy()
+        if not any(command.verb == ADOPT for command in queued_commands(state)):
+            self._sequence_guard.refuse_old_copy()
         actions = []
         if state.wave > state.settled:
             settled = settle(state, state.wave, self._run_tasks)
@@ -283,6 +291,7 @@ class Run:
 
     def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NO_POSITIONS) -> None:
         self._observer.phase(number, "commit")
+        self._targets.compare()
         self._sequence_guard.before_commit()
         commit_staged(self._state, number, staged, positions)
 

@@ -38,6 +38,7 @@ class RunSettings:
         notify: targets to notify besides the plan's.
         max_pending: bytes of pending rows above which no more documents are read; None: ``limits.MAX_PENDING_BYTES``.
         reset: keyed nodes whose states are emptied first.
+        verify_sample: documents of each target that an endless run verifies now and then.
         wave_bytes: size of a wave's documents.
         pace_s: seconds that a chunk should take a destination.
     """
@@ -47,6 +48,7 @@ class RunSettings:
     notify: Sequence[NotifyTarget] = ()
     max_pending: int | None = None
     reset: Collection[str] = ()
+    verify_sample: int = limits.VERIFY_SAMPLE
     wave_bytes: int = limits.WAVE_BYTES
     pace_s: float = limits.PACE_S
 

@@ -122,6 +122,15 @@ def target_of(node: Node) -> str:
     return node.destination.target() or node.name
 
 
+def nodes_by_target(nodes: Sequence[Node]) -> dict[str, list[DestinationNode]]:
+    """Return target -> the nodes that write to it, see ``target_of``."""
+    found: dict[str, list[DestinationNode]] = defaultdict(list)
+    for node in nodes:
+        if isinstance(node, DestinationNode):
+            found[target_of(node)].append(node)
+    return found
+
+
 # Cycles of nodes, also through an external place that one plan writes and reads; and the topological order.
 
 

@@ -147,6 +147,9 @@ _HIGHEST, _SETTLED = f"{WRITER} ", "settled "
 """Prefixes, followed by a writer's name, of applications whose transaction numbers are its highest sequence, and the
 lowest of those that it may append again."""
 
+_ADOPTED_FIRST, _ADOPTED_LAST = "adopted first ", "adopted last "
+"""Prefixes, likewise, of the first and the last index among which its messages are that its state does not know."""
+
 _BUFFERED_ROWS: Final = 65_536
 """Trimmed rows held in memory before they are written."""
 
@@ -168,6 +171,8 @@ class RepeatingWriter(NamedTuple):
             UsageError: there are rows that the writer had settled before.
         """
         self._refuse_settled(store, rows)
+        if adopted := self._adopted_hashes(store, rows["hash"].combine_chunks()):
+            rows = rows.filter(pc.invert(pc.is_in(rows["hash"], pa.array(sorted(adopted), pa.string()))))
         repeated = pc.less_equal(rows[SEQUENCE], highest_sequence(store, self.name))
         if not pc.any(repeated).as_py():
             return rows
@@ -180,6 +185,18 @@ class RepeatingWriter(NamedTuple):
         if self.settled > _settled_sequence(store, self.name):
             numbers[f"{_SETTLED}{self.name}"] = self.settled
         return numbers
+
+    def _adopted_hashes(self, store: QueueStore, hashes: pa.Array) -> set[str]:
+        """Return those of the hashes that the writer appended before an older copy of its state was adopted, and that
+        the copy does not know."""
+        last = store.table.transactions.get(f"{_ADOPTED_LAST}{self.name}", 0)
+        found: set[str] = set()
+        if last and len(hashes):
+            first = store.table.transactions.get(f"{_ADOPTED_FIRST}{self.name}", 1)
+            for part in read_between(store, first, last + 1, ["hash", "meta"]):
+                alike = part.filter(pc.is_in(part["hash"], hashes))
+                found |= {digest for writer, _, digest in _rows_with_writer(alike) if writer == self.name}
+        return found
 
     def _refuse_settled(self, store: QueueStore, rows: pa.Table) -> None:
         """Refuse rows whose sequences are already settled, from a process that was suspended for long or an old copy of
@@ -206,6 +223,41 @@ class RepeatingWriter(NamedTuple):
         # after the messages: messages trimmed in the meantime are recorded before they are removed
         names = {_row_name(self.name, *key): key for key in wanted - found}
         return found | {names[name] for name in store.trimmed_rows.find_known(names)}
+
+
+def adopt_writer(store: QueueStore, writer: str, known: int) -> None:
+    """Record durably where the messages are that a writer has appended with sequences from ``known`` on, of which its
+    state, an older copy, does not know: messages of the same hashes are not appended again.
+
+    Raises:
+        QueueReplaced: the queue was deleted.
+    """
+    with store.guard, store.queue_errors():
+        while True:
+            store.refresh()
+            first, last = _adopted_range(store, writer, known)
+            numbers = {f"{_ADOPTED_FIRST}{writer}": first, f"{_ADOPTED_LAST}{writer}": last}
+            if not last or numbers.items() <= store.table.transactions.items():
+                return
+            if store.table.commit(LogEntry("append", (), (), numbers)):
+                return
+
+
+def _adopted_range(store: QueueStore, writer: str, known: int) -> tuple[int, int]:
+    """Return the first and the last index of the messages that ``adopt_writer`` records; (0, 0): there are none."""
+    first, last = (store.table.transactions.get(f"{name}{writer}", 0) for name in (_ADOPTED_FIRST, _ADOPTED_LAST))
+    for file in reversed(store.table.files):
+        own = [
+            sequence
+            for part in read_between(store, file.first, file.end, ["hash", "meta"])
+            for name, sequence, _ in _rows_with_writer(part)
+            if name == writer
+        ]
+        if any(sequence >= known for sequence in own):
+            first, last = min(file.first, first or file.first), max(file.end - 1, last)
+        elif own:
+            break  # it appends in the order of its sequences
+    return first, last
 
 
 def highest_sequence(store: QueueStore, writer: str) -> int:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from ferryman import limits
 from ferryman.errors import EngineError, Misconfigured, StateFolderError, Unavailable, UsageError, describe
 from ferryman.queues import place, upkeep
-from ferryman.queues.append import RepeatingWriter, append_rows, highest_sequence
+from ferryman.queues.append import RepeatingWriter, adopt_writer, append_rows, highest_sequence
 from ferryman.queues.message import ROWS, Message, content_of, messages_of
 from ferryman.queues.store import QueueStore, read_between
 from ferryman.queues.table import key_name
@@ -99,6 +99,12 @@ class Queue:
             return None
         store.refresh()
         return highest_sequence(store, writer) or None
+
+    def adopt_writer(self, writer: str, known: int) -> None:
+        """Accept a writer whose state is an older copy: what it has appended with sequences from ``known`` on is not
+        appended again under the same hashes (``append_new``)."""
+        if (store := self._open_if_exists()) is not None:
+            adopt_writer(store, writer, known)
 
     def _append(self, rows: pa.Table, key: str | None = None, writer: RepeatingWriter | None = None) -> range:
         store = self._open_or_create()

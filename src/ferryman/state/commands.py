@@ -74,6 +74,10 @@ SKIP: Final = "queue skip"
 REPAIR: Final = "verify --repair"
 """Verb that makes deliveries again which arrived and are not there any more."""
 
+ADOPT: Final = "adopt"
+"""Verb that has a state go on that was put back from an older copy: everything that it sends from now on is newer than
+what its targets have."""
+
 VERBS: Final = {
     "retry": Verb(
         frozenset({Status.ERROR, Status.DEAD, Status.ERROR_DOC}),
@@ -85,6 +89,7 @@ VERBS: Final = {
     REPAIR: Verb(frozenset({Status.INDEXED}), Status.RESTART, OutboxEffect.UNTOUCHED, DocumentsEffect.MISSING),
     SKIP: Verb(frozenset(), Status.RESTART, OutboxEffect.UNTOUCHED, DocumentsEffect.UNTOUCHED),
     "verify --delete-extra": Verb(frozenset(), Status.RESTART, OutboxEffect.UNTOUCHED, DocumentsEffect.UNTOUCHED),
+    ADOPT: Verb(frozenset(), Status.RESTART, OutboxEffect.UNTOUCHED, DocumentsEffect.UNTOUCHED),
     "dirty": Verb(_STORED, Status.DIRTY, OutboxEffect.UNTOUCHED, DocumentsEffect.UNVERIFIED, whole_documents=True),
     "resolve --as delivered": Verb(
         _IN_DOUBT, Status.INDEXED, OutboxEffect.REMOVED, DocumentsEffect.UNTOUCHED, closes_claims=True

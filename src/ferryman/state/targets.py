@@ -1,8 +1,10 @@
-"""Record of the targets that a state's destinations write to: their identities, and when they were verified."""
+"""Record of the targets that a state's destinations write to: their identities, whether they are as the state knows
+them, and when they were verified."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -11,24 +13,64 @@ from ferryman.state.state import TARGETS, VERIFIED
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
 
+_T = TypeVar("_T")
+
+
+class Probe(msgspec.Struct, array_like=True):
+    """One of the last deliveries to a target."""
+
+    document: str
+    hash: str
+    is_delete: bool = False
+
+
+AHEAD: Final = "ahead"
+BEHIND: Final = "behind"
+
 
 class Target(msgspec.Struct, omit_defaults=True):
     """The target of a destination.
 
     Attributes:
-        id: its identity, see ``Destination.identity``, when the destination was first used, or last verified.
+        id: its identity, see ``Destination.identity``, when the destination was first used, or last verified; "": it
+            has none.
         found: the identity that the last run found in its place; None: the same, or it could not be asked. "": there
             was no target.
         since: when it was found first, ISO 8601 in UTC.
+        trouble: ``ahead``: it has deliveries of this state that the state does not know. ``behind``: it lacks some of
+            the last ones that the state knows. "": neither was found since it was last verified or adopted.
+        noticed: when that was found first, ISO 8601 in UTC.
+        highest: highest sequence of this state that it had; 0: unknown.
+        wave: last wave whose deliveries are among ``probes``, and when it had ``highest``.
+        probes: some of the last deliveries to it, for a look whether it is an older copy.
     """
 
-    id: str
+    id: str = ""
     found: str | None = None
     since: str = ""
+    trouble: str = ""
+    noticed: str = ""
+    highest: int = 0
+    wave: int = 0
+    probes: list[Probe] = []
+
+    @property
+    def needs_verification(self) -> bool:
+        """Return whether it may differ from what was delivered."""
+        return self.found is not None or bool(self.trouble)
+
+    @property
+    def noticed_first(self) -> str:
+        """Return when the first difference was found."""
+        return min(filter(None, (self.since if self.found is not None else "", self.noticed)), default="")
 
     def describe(self) -> str:
-        """Return what has become of a target in whose place another identity, or none, was found."""
-        return "was recreated, or another one has taken its place" if self.found else "is not there any more"
+        """Return what has become of a target that needs a verification."""
+        if self.found is not None:
+            return "was recreated, or another one has taken its place" if self.found else "is not there any more"
+        if self.trouble == AHEAD:
+            return "has deliveries that this state does not know: the state was put back from an older copy"
+        return "lacks some of what was delivered last, as if it was emptied or put back from an older copy"
 
 
 class PastVerification(msgspec.Struct, omit_defaults=True):
@@ -53,12 +95,19 @@ class VerifiedDestination(msgspec.Struct, omit_defaults=True):
     Attributes:
         clean: the last one that compared everything and found all of it.
         failed: the last one that found differences.
+        sampled: the last one of a sample that found all of it.
         target: identity of the target when it was clean; None: unknown.
+        highest: ``Target.highest`` when everything was compared last and something differed: a target that has less was
+            compared since.
+        settled: ``Target.noticed`` of the trouble that was settled by a clean verification, or by ``ferryman adopt``.
     """
 
     clean: PastVerification | None = None
     failed: PastVerification | None = None
+    sampled: PastVerification | None = None
     target: str | None = None
+    highest: int = 0
+    settled: str = ""
 
 
 def load_targets(root: StatePath) -> dict[str, Target]:
@@ -67,15 +116,36 @@ def load_targets(root: StatePath) -> dict[str, Target]:
     Raises:
         StateDamaged: a file is damaged.
     """
-    path = root / TARGETS
-    targets = msgspec.convert(files.unseal(path), dict[str, Target]) if files.exists(path) else {}
+    targets = _load(root / TARGETS, Target)
     for name, verified in load_verified(root).items():
-        if verified.target is not None and name in targets:
-            is_same = targets[name].found == verified.target
-            targets[name] = (
-                Target(verified.target) if is_same else msgspec.structs.replace(targets[name], id=verified.target)
-            )
+        if (target := targets.get(name)) is None:
+            continue
+        if verified.target is not None:
+            if target.found == verified.target:
+                target.found, target.since = None, ""
+            target.id = verified.target
+        if target.highest == verified.highest:
+            target.highest = 0
+        if target.noticed and target.noticed == verified.settled:
+            target.trouble = target.noticed = ""
+            target.highest = target.wave = 0  # as it is now
+            target.probes = []
     return targets
+
+
+def _load(path: StatePath, kind: type[_T]) -> dict[str, _T]:
+    """Return destination -> its record; {} of a file that another version has written in another form: what is in it is
+    found again.
+
+    Raises:
+        StateDamaged: it is damaged.
+    """
+    if not files.exists(path):
+        return {}
+    try:
+        return msgspec.convert(files.unseal(path), dict[str, kind])  # type: ignore[valid-type]
+    except msgspec.ValidationError:
+        return {}
 
 
 def save_targets(root: StatePath, targets: Mapping[str, Target]) -> None:
@@ -90,8 +160,7 @@ def load_verified(root: StatePath) -> dict[str, VerifiedDestination]:
     Raises:
         StateDamaged: their file is damaged.
     """
-    path = root / VERIFIED
-    return msgspec.convert(files.unseal(path), dict[str, VerifiedDestination]) if files.exists(path) else {}
+    return _load(root / VERIFIED, VerifiedDestination)
 
 
 def save_verified(root: StatePath, verified: Mapping[str, VerifiedDestination]) -> None:

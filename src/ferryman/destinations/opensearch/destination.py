@@ -67,6 +67,9 @@ OWN_FIELDS: Final[dict[str, Any]] = {
     },
 }
 
+_NEWEST: Final = 100
+"""Documents that ``newer_than`` yields."""
+
 _UNITS: Final = {"nanos": 1e-9, "micros": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _EXISTS: Final = "resource_already_exists_exception"
 
@@ -371,6 +374,22 @@ class OpenSearch(Destination):
         finally:
             http.close()
         return None if highest is None else int(highest)
+
+    def newer_than(self, sequence: int) -> Iterator[Stored]:
+        """Yield the documents of the highest sequences, see ``Destination.newer_than``."""
+        http = self._connection()
+        index = f"/{quote(self.index, safe='')}"
+        newer = {"range": {f"{OBJECT}.sequence": {"gt": sequence}}}
+        query = {"size": _NEWEST, "sort": [{f"{OBJECT}.sequence": "desc"}], "query": newer}
+        try:
+            if self._ask(http, "POST", f"{index}/_refresh", None, (404,)).status == 404:
+                return  # there is no index
+            page = read_page(self._ask(http, "POST", f"{index}/_search", query, ()).body)
+        except msgspec.DecodeError as e:
+            raise self._foreign_server() from e
+        finally:
+            http.close()
+        yield from filter(None, (stored_document(hit, self.text) for hit in page.hits.hits))
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
         """Yield the documents, see ``Destination.inventory``. All of them: after a refresh.

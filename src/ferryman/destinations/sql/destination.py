@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, get_args
 
 import sqlalchemy as sa
 
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome, writer_name
 from ferryman.destinations.sql.backends import BACKENDS, dialect_of
 from ferryman.destinations.sql.dialect import Dialect, Writer
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
@@ -196,6 +196,19 @@ class Sql(Destination):
                 engine.dispose()
         return max((n for n in highest if n is not None), default=None)
 
+    def highest_of(self, context: DestinationContext) -> int | None:
+        """Return the highest sequence of the state's deliveries, by the table ``ferryman_writers``."""
+        with self._dialect.translated_errors(self.target()):
+            try:
+                engine = self._dialect.open_reader(self._url)
+            except UsageError:
+                return None  # there is no such file
+            try:
+                with engine.connect() as connection:
+                    return self._layout.highest_of(connection, writer_name(context))
+            finally:
+                engine.dispose()
+
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
         """Yield the rows, see ``Destination.inventory``.
 
@@ -208,7 +221,7 @@ class Sql(Destination):
 
     def open(self, context: DestinationContext) -> None:
         with self._dialect.translated_errors(self.target()):
-            self._writer = self._dialect.writer(self._url, self._layout)
+            self._writer = self._dialect.writer(self._url, self._layout, writer_name(context))
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         """One transaction per chunk; more only if the database does not take some value of it.

@@ -78,8 +78,9 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def writer(self, url: sa.URL, layout: Layout) -> Writer:
-        """Return a writer into a table that ``prepare`` has checked."""
+    def writer(self, url: sa.URL, layout: Layout, name: str) -> Writer:
+        """Return a writer into a table that ``prepare`` has checked. With each chunk it records its highest sequence
+        under this name, see ``Layout.writers``."""
 
     @abstractmethod
     def inventory(self, url: sa.URL, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:

@@ -22,6 +22,9 @@ TOMBSTONES: Final = "_tombstones"
 IDENTITIES: Final = "ferryman_tables"
 """Table with an identity of each table of this database or schema that ``Sql`` writes."""
 
+WRITERS: Final = "ferryman_writers"
+"""Table with the highest sequence that each state and node has written to each table of this database or schema."""
+
 _Kind = Literal["key", "text", "number", "json"]
 STANDARD: Final[tuple[tuple[str, _Kind, bool], ...]] = (
     ("id", "key", False),
@@ -113,6 +116,13 @@ class Layout:
             sa.Column("name", sa.Text(), primary_key=True, nullable=False),
             sa.Column("id", sa.Text(), nullable=False),
         )
+        self.writers = sa.Table(
+            WRITERS,
+            metadata,
+            sa.Column("name", sa.Text(), primary_key=True, nullable=False),
+            sa.Column("writer", sa.Text(), primary_key=True, nullable=False),
+            sa.Column("sequence", sa.BigInteger(), nullable=False),
+        )
         self.names = tuple(column.name for column in self.documents.columns)
 
     def create(self, connection: sa.Connection, where: str) -> None:
@@ -133,9 +143,11 @@ class Layout:
     def _identify(self, connection: sa.Connection, *, is_new: bool) -> None:
         """Give the table an identity, if it is new or has none."""
         self.identities.create(connection, checkfirst=True)
+        self.writers.create(connection, checkfirst=True)
         name = self.identities.c.name == self.documents.name
         if is_new:
             connection.execute(sa.delete(self.identities).where(name))
+            connection.execute(sa.delete(self.writers).where(self.writers.c.name == self.documents.name))
         if is_new or connection.execute(sa.select(self.identities.c.id).where(name)).first() is None:
             connection.execute(sa.insert(self.identities).values(name=self.documents.name, id=uuid.uuid4().hex))
 
@@ -146,6 +158,15 @@ class Layout:
             return ""
         query = sa.select(self.identities.c.id).where(self.identities.c.name == self.documents.name)
         return connection.scalar(query) or ""
+
+    def highest_of(self, connection: sa.Connection, writer: str) -> int | None:
+        """Return the highest sequence that a writer has written to the table; None: it has written nothing."""
+        writers = self.writers
+        if not sa.inspect(connection).has_table(writers.name, writers.schema):
+            return None
+        own = (writers.c.name == self.documents.name) & (writers.c.writer == writer)
+        highest: int | None = connection.scalar(sa.select(writers.c.sequence).where(own))
+        return highest
 
     def rows(self, chunk: list[Delivery]) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the chunk's deliveries in the order of ``names``: text, numbers, JSON as text, None.
@@ -199,19 +220,21 @@ class Layout:
         """Return what a row holds.
 
         Args:
-            row: values of the columns ``names``, JSON as text.
+            row: values of the columns ``names``, JSON as text; then, if the database can tell it, of each column of
+                ``columns=`` whether it has its field's value, converted to the column's type; None: unknown.
             types: of each column of ``columns=``, whether it has text as it was written.
         """
         *names, text, fields, written_hash = row[: len(STANDARD)]
         operation = row[len(STANDARD)] if self.appends else "upsert"
         id, _, _, source, version, _, delivery_hash, route = names
         try:
-            branches = tuple(map(_as_text, _decode_json(route)))
+            branches = () if route == "[]" else tuple(map(_as_text, _decode_json(route)))
             if not self._keeps_text:
                 names[-1] = _json(branches).decode()
             intact = None if written_hash is None else self._is_intact(names, operation, text, fields, written_hash)
             if intact and self._extra:
-                intact = self._has_same_columns(fields, row[len(self.names) - len(self._extra) :], types)
+                start, end = len(self.names) - len(self._extra), len(self.names)
+                intact = self._has_same_columns(fields, row[start:end], types, row[end:])
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):  # not what we wrote
             branches, intact = (), False
         if not intact:
@@ -222,11 +245,24 @@ class Layout:
         json = b"" if fields is None else fields.encode() if self._keeps_text else canonical_json(fields.encode())
         return content_hash(*names, operation, text, json) == written
 
-    def _has_same_columns(self, fields: str | None, values: Sequence[Any], types: Sequence[bool]) -> bool:
+    def _has_same_columns(
+        self, fields: str | None, values: Sequence[Any], types: Sequence[bool], by_database: Sequence[bool | None]
+    ) -> bool:
         """Return whether the columns of ``columns=`` have the values of their fields."""
+        if by_database and all(by_database):
+            return True
         content = {} if fields is None else _decode_json(fields)
         written = map(content.get, self._extra)
-        return all(map(is_same_value, values, written, types))
+        known = by_database or (None,) * len(self._extra)
+        return all(
+            is_same_value(value, wanted, is_text) if same is None else same
+            for same, value, wanted, is_text in zip(known, values, written, types, strict=True)
+        )
+
+    @property
+    def fields_of_columns(self) -> tuple[str, ...]:
+        """Return the field of each column of ``field_columns``."""
+        return self._extra
 
     def _field_values(self, delivery: Delivery) -> Iterable[Any]:
         """Return the values of fields with columns of their own: lists and dicts as JSON text, None for missing

@@ -56,9 +56,10 @@ class _LostRace(Exception):
 class PostgresWriter(dialect.Writer):
     """Writes chunks into a table that ``prepare`` has checked."""
 
-    def __init__(self, url: sa.URL, layout: Layout) -> None:
+    def __init__(self, url: sa.URL, layout: Layout, name: str) -> None:
         self._url = url
         self._layout = layout
+        self._name = name
         self._sql = _Statements(layout)
         self._expects_new = True
         """Whether the next chunk is expected to be all new, like the one before."""
@@ -93,12 +94,20 @@ class PostgresWriter(dialect.Writer):
                 with self._transaction() as cursor:
                     if appends or not self._tombstones(cursor, chunk):
                         self._copy(cursor, self._sql.copy, sorted(chunk, key=self._key))
+                        self._record_sequence(cursor, chunk)
                         return [Outcome.ok()] * len(chunk)
             except UniqueViolation:  # of our key; a constraint of the user's own raises again below
                 pass
             self._expects_new = False
         with self._transaction(alone=any(d.operation == "delete" for d in chunk)) as cursor:
-            return self._append(cursor, chunk) if appends else self._merge(cursor, chunk)
+            outcomes = self._append(cursor, chunk) if appends else self._merge(cursor, chunk)
+            self._record_sequence(cursor, chunk)
+            return outcomes
+
+    def _record_sequence(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> None:
+        """Record the highest sequence of a chunk. Call it last: other lanes wait until this transaction has ended."""
+        highest = max(delivery.sequence for delivery in chunk)
+        cursor.execute(self._sql.record_sequence, [self._layout.documents.name, self._name, highest])
 
     def _key(self, delivery: Delivery) -> str:
         return delivery.hash if self._layout.appends else delivery.id
@@ -175,6 +184,7 @@ class _Statements:
             "documents": quoted_table(layout.table),
             "tombstones": quoted_table(layout.table + TOMBSTONES),
             "stage": quoted("ferryman_stage"),
+            "writers": quoted_table(".".join(filter(None, (layout.writers.schema, layout.writers.name)))),
             "columns": ", ".join(map(quoted, layout.names)),
             "key": quoted(layout.key),
             "changes": ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in columns),
@@ -212,6 +222,10 @@ class _Statements:
         )
         self.delete = fill("DELETE FROM {documents} WHERE id = ANY(%s)")
         self.remove_tombstones = fill("DELETE FROM {tombstones} WHERE id = ANY(%s)")
+        self.record_sequence = fill(
+            "INSERT INTO {writers} AS there (name, writer, sequence) VALUES (%s, %s, %s) ON CONFLICT (name, writer) "
+            "DO UPDATE SET sequence = excluded.sequence WHERE there.sequence < excluded.sequence"
+        )
 
 
 def _literal(text: str) -> str:
@@ -370,9 +384,32 @@ _ROWS: Final = 2_000
 """Rows that an inventory fetches at a time."""
 
 _COLUMNS_OF_TABLE: Final = (
-    "SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
+    "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
     "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
 )
+
+_KEEP_TEXT: Final = ("text", "character varying")
+"""Types of columns that keep text as it was written."""
+
+_TELLS_VALID_INPUT: Final = 160000
+"""Version of the first server that tells whether a text can be converted to a type."""
+
+
+def _has_written_value(column: str, kind: str, field: str) -> str:
+    """Return SQL for whether a column has the value of a field, rounded, cut or padded as its type does it; NULL if the
+    field has become what the type does not take.
+
+    A column that keeps text is not asked: then a number and its text would be the same.
+    """
+    if kind in _KEEP_TEXT:
+        return "NULL"
+    written = f"(fields ->> {_literal(field)})"
+    valid = f"coalesce(pg_input_is_valid({written}, {_literal(kind)}), true)"
+    same = f"{written}::{kind} IS NOT DISTINCT FROM {quoted(column)}"
+    if kind.startswith("json"):  # json has no equality
+        same = f"{written}::jsonb IS NOT DISTINCT FROM {quoted(column)}::jsonb"
+    return f"CASE WHEN {valid} THEN {same} END"
+
 
 NAME_BYTES = 63
 """Longest name in PostgreSQL, which shortens longer ones, so that two could become one."""
@@ -425,8 +462,8 @@ class PostgreSQL(Dialect):
         elif indexed != columns:
             raise index_mismatch(where, indexed, columns, f"ALTER TABLE {table} DROP COLUMN {COLUMN}")
 
-    def writer(self, url: sa.URL, layout: Layout) -> PostgresWriter:
-        return PostgresWriter(url, layout)
+    def writer(self, url: sa.URL, layout: Layout, name: str) -> PostgresWriter:
+        return PostgresWriter(url, layout, name)
 
     def inventory(self, url: sa.URL, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
         table = quoted_table(layout.table)
@@ -441,8 +478,13 @@ class PostgreSQL(Dialect):
                 f"{quoted(name)}{'::text' if name in printed else ''}" if name in there else "NULL"
                 for name in layout.names
             )
+            if connection.info.server_version >= _TELLS_VALID_INPUT:
+                names += "".join(
+                    f", {_has_written_value(name, types[name], field)}"
+                    for name, field in zip(layout.field_columns, layout.fields_of_columns, strict=True)
+                )
             query = f"SELECT {names} FROM {table}"
-            keep_text = [types[name] in ("text", "varchar") for name in layout.field_columns]
+            keep_text = [types[name] in _KEEP_TEXT for name in layout.field_columns]
             if ids is None:
                 cursor.execute(query.encode())
             else:

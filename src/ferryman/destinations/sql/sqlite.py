@@ -39,8 +39,9 @@ class SqliteWriter(dialect.Writer):
     when it commits, whoever else writes.
     """
 
-    def __init__(self, url: sa.URL, layout: Layout) -> None:
+    def __init__(self, url: sa.URL, layout: Layout, name: str) -> None:
         self._layout = layout
+        self._name = name
         self._statements = Statements(layout, numbered=False)
         self._full_text: FullText | None = None
         self._schema: int | None = None
@@ -51,21 +52,21 @@ class SqliteWriter(dialect.Writer):
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         if self._layout.appends:
-            with self._transaction() as connection:
+            with self._transaction(chunk) as connection:
                 self._insert(connection, chunk)  # rows whose hash is stored are skipped
             return [Outcome.ok()] * len(chunk)
         if len({d.id for d in chunk}) == len(chunk) and all(d.operation == "upsert" for d in chunk):
             try:
-                with self._transaction() as connection:
+                with self._transaction(chunk) as connection:
                     self._insert_new(connection, chunk)
                 return [Outcome.ok()] * len(chunk)
             except _NotNew:
                 pass
-        with self._transaction() as connection:
+        with self._transaction(chunk) as connection:
             return self._merge(connection, chunk)
 
     @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
+    def _transaction(self, chunk: list[Delivery]) -> Iterator[sa.Connection]:
         with self._connection.begin():
             schema = read_schema(self._connection)
             if schema != self._schema:  # the first transaction, or the table got an index meanwhile
@@ -73,6 +74,7 @@ class SqliteWriter(dialect.Writer):
                 self._statements = Statements(self._layout, numbered=self._full_text is not None)
                 self._schema = schema
             yield self._connection
+            record_sequence(self._connection, self._layout.writers, self._layout.documents.name, self._name, chunk)
 
     def _insert_new(self, connection: sa.Connection, chunk: list[Delivery]) -> None:
         """Insert new ids, which are most, without looking them up: the insert itself detects existing ones.
@@ -138,6 +140,18 @@ class SqliteWriter(dialect.Writer):
     def _delete(self, connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
         for some in slices(ids, IDS_PER_STATEMENT):
             connection.execute(sa.delete(table).where(table.c.id.in_(some)))
+
+
+def record_sequence(
+    connection: sa.Connection, writers: sa.Table, table: str, writer: str, chunk: list[Delivery]
+) -> None:
+    """Record the highest sequence of a chunk in the table of writers, unless it has a higher one of this writer."""
+    row = (table, writer, max(delivery.sequence for delivery in chunk))
+    connection.exec_driver_sql(
+        f"INSERT INTO {writers.name} (name, writer, sequence) VALUES (?, ?, ?) "
+        "ON CONFLICT (name, writer) DO UPDATE SET sequence = max(sequence, excluded.sequence)",
+        row,
+    )
 
 
 def _execute(connection: sa.Connection, statement: str, rows: Iterator[tuple[Any, ...]]) -> int:
@@ -321,8 +335,8 @@ class SQLite(Dialect):
             elif index.columns != full_text:
                 raise index_mismatch(where, index.columns, full_text, f"DROP TABLE {layout.table}{SUFFIX}")
 
-    def writer(self, url: sa.URL, layout: Layout) -> SqliteWriter:
-        return SqliteWriter(url, layout)
+    def writer(self, url: sa.URL, layout: Layout, name: str) -> SqliteWriter:
+        return SqliteWriter(url, layout, name)
 
     def inventory(self, url: sa.URL, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
         if not os.path.isfile(str(url.database)):

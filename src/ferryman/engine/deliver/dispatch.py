@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ferryman.destinations.base import Destination
+from ferryman.destinations.base import Destination, Effect
 from ferryman.engine.breakers import BreakerRegistry
 from ferryman.engine.deliver.doubts import Doubts
 from ferryman.engine.deliver.sending import Lane, LaneReport, Pass, context_of
@@ -187,16 +187,18 @@ class Dispatcher:
             raise StateForeign(
                 f"{self._state.root} is an old copy: destination {destination} has deliveries of this state up to "
                 f"sequence {highest}, and the copy knows those below {next_sequence}. What was sent after it was made "
-                "would be sent again. Nothing was sent. Put the newest state back in its place. If it is lost: give "
-                "another --state, which delivers every document again."
+                "would be sent again. Nothing was sent. Put the newest state back in its place. If it is lost: "
+                "`ferryman adopt PLAN` goes on from this copy."
             )
         if (highest is None) != bool(unasked):
             outbox.commit("epoch", transactions={note: next_sequence if highest is None else 0})
         return highest is not None
 
     def _reports_sequences(self, destination: str) -> bool:
-        """Return whether a destination can report the highest sequence that it has of a state."""
-        return type(self._nodes[destination].destination).highest_of is not Destination.highest_of
+        """Return whether a destination reports the highest sequence that it has of a state, and would take a repeated
+        delivery for a new one."""
+        found = self._nodes[destination].destination
+        return found.effect is Effect.POTENT and type(found).highest_of is not Destination.highest_of
 
     def _highest_sent(self, destination: str) -> int | None:
         """Return the highest sequence that this destination has of this state, 0 if none; None: it does not answer."""

@@ -1,0 +1,341 @@
+"""States and targets that were put back from older copies: a run says so; ``adopt`` or ``verify --repair`` heals it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman.cli.account import plan_status, print_targets
+from ferryman.destinations import Directory, JsonLines, Queue, Sql
+from ferryman.errors import StateDamaged, StateForeign
+from ferryman.plan import Plan
+from ferryman.queues import Queue as DurableQueue
+from ferryman.sources import Memory
+from ferryman.state.targets import load_targets
+from ferryman.storage import files
+from ferryman.verification import adopt, verify
+from tests.support.plan_world import PlanWorld, place
+
+__all__ = ["place"]
+
+IDS = [f"histories/plays/folio/number-{n:03d}-of-the-collection.txt" for n in range(30)]
+
+
+def build(world: PlanWorld, **destinations: Any) -> Plan:
+    plan = Plan("kept", version=1)
+    documents = plan.source("docs", Memory(world.documents, max_deleted=1.0))
+    *tees, (last, final) = destinations.items()
+    for name, destination in tees:
+        documents = documents.tee(name, destination, backoff=0)
+    documents.destination(last, final, backoff=0)
+    return plan
+
+
+def world_with(folder: Path, **destinations: Any) -> PlanWorld:
+    """Run a plan over 30 documents once."""
+    world = PlanWorld(folder, partial(build, **destinations))
+    world.put(*IDS, title="Henry")
+    assert world.run().exit == 0
+    return world
+
+
+def sql(folder: Path, **options: Any) -> Sql:
+    return Sql(f"sqlite:///{folder}/out.db", **options)
+
+
+def titles(folder: Path, table: str = "documents") -> dict[str, str]:
+    with closing(sqlite3.connect(folder / "out.db")) as connection:
+        return dict(connection.execute(f"SELECT id, text FROM {table}").fetchall())
+
+
+def keep(path: Path) -> Callable[[], None]:
+    """Keep a copy of a file or folder; return what puts it back."""
+    copy = path.with_name(f"{path.name}.copy")
+    (shutil.copytree if path.is_dir() else shutil.copy)(path, copy)
+
+    def put_back() -> None:
+        for each in path.parent.glob(f"{path.name}*"):
+            if each != copy:
+                shutil.rmtree(each) if each.is_dir() else each.unlink()
+        copy.rename(path)
+
+    return put_back
+
+
+@pytest.mark.rule("verify.state")
+def test_a_state_put_back_from_a_copy_is_noticed_and_adopted(place: Path) -> None:
+    """Its edits count as newer at once, it ends with 3 until it is adopted, and then nothing differs."""
+    log = sql(place, table="log", mode="append")
+    world = world_with(place, log=log, files=Directory(place / "files"), rows=sql(place))
+    put_back = keep(world.state)
+    world.put(IDS[0], text="edited before it was lost")
+    world.put("new", text="new before it was lost")
+    world.drop(IDS[1], IDS[2])
+    assert world.run().exit == 0
+    put_back()
+    world.put(IDS[3], text="edited after it was put back")
+    world.put(IDS[2], text="back")
+    first = world.run(checked=False)
+    assert first.exit == 3
+    told = [text for text in first.messages if "put back from an older copy" in text]
+    assert [text.split(":")[0] for text in told] == ["destination files", "destination log", "destination rows"]
+    assert all("ferryman adopt PLAN" in text for text in told)
+    assert not any("stale" in text for text in first.messages)
+    assert titles(place)[IDS[3]] == "edited after it was put back"
+    assert titles(place)[IDS[2]] == "back"
+    assert (place / "files" / IDS[3]).read_text() == "edited after it was put back"
+    assert world.run(checked=False).exit == 3, "until it is settled"
+    adopt(world.plan, state=world.state)
+    assert world.run().exit == 0
+    assert verify(world.plan, state=world.state, destination="rows").exit == 0
+    assert verify(world.plan, state=world.state, destination="files").exit == 0
+    assert titles(place) == {id: world_text(world, id) for id in titles(place)}
+    assert set(titles(place)) == {*IDS, "new"} - {IDS[1]}
+
+
+def world_text(world: PlanWorld, id: str) -> str:
+    [raw] = [each["raw"] for each in world.documents if each["id"] == id]
+    return raw if isinstance(raw, str) else bytes(raw).decode()
+
+
+def test_adopting_before_a_run_ends_right_too(place: Path) -> None:
+    """Whatever the state has forgotten; and an adoption may be repeated."""
+    world = world_with(place, rows=sql(place))
+    put_back = keep(world.state)
+    world.put(*IDS[:5], text="edited")
+    world.drop(IDS[6])
+    assert world.run().exit == 0
+    put_back()
+    done = [adopt(world.plan, state=world.state, why="restored").exit for _ in range(2)]
+    assert done == [3, 0], "the second finds nothing but what is due"
+    assert world.run().exit == 0
+    assert verify(world.plan, state=world.state).exit == 0
+    assert titles(place) == {id: world_text(world, id) for id in IDS if id != IDS[6]}
+    assert any("restored" in str(event["message"]) for event in world.history(IDS[0]))
+
+
+@pytest.mark.rule("verify.adopt")
+def test_a_state_older_than_its_queue_is_adopted_without_doubles(place: Path) -> None:
+    """A run refuses it; after its adoption messages that the copy does not know do not come again."""
+    world = world_with(place, messages=Queue("out", place))
+    queue = DurableQueue("out", place)
+    put_back = keep(world.state)
+    world.put(IDS[0], text="edited")
+    world.put("new")
+    assert world.run().exit == 0
+    assert queue.last_index == 32
+    put_back()
+    with pytest.raises(StateForeign, match="ferryman adopt PLAN"):
+        world.run()
+    assert adopt(world.plan, state=world.state).exit == 0
+    assert world.run().exit == 0
+    assert queue.last_index == 32, "the same edit makes the same message"
+    world.put(IDS[0], text="edited again")
+    assert world.run().exit == 0
+    assert queue.last_index == 33
+    hashes = Counter(each.meta["id"] for each in queue.read(1, 100))
+    assert (hashes[IDS[0]], hashes["new"], hashes[IDS[1]]) == (3, 1, 1)
+    assert verify(world.plan, state=world.state).exit == 0
+
+
+def test_rows_that_wait_in_the_copy_are_sent_as_newer(place: Path) -> None:
+    """What was pending when the copy was made arrives once, also in a queue that has it already."""
+    world = PlanWorld(place, partial(build, messages=Queue("out", place), rows=sql(place)))
+    (place / "out").mkdir()
+    (place / "out" / "not a queue").touch()
+    world.put(*IDS)
+    assert world.run(wait=0, checked=False).exit == 4
+    put_back = keep(world.state)
+    shutil.rmtree(place / "out")
+    assert world.run().exit == 0
+    queue = DurableQueue("out", place)
+    assert queue.last_index == 30
+    put_back()
+    adopt(world.plan, state=world.state)
+    assert world.run(checked=False).exit == 0
+    assert queue.last_index == 30
+    assert verify(world.plan, state=world.state).exit == 0
+    assert world.counts("messages")["delivered"] == 30
+
+
+def empty(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "out.db")) as connection, connection:
+        connection.execute("DELETE FROM documents")
+
+
+@pytest.mark.rule("verify.target")
+@pytest.mark.parametrize("kind", ["database", "emptied", "folder", "appended"])
+def test_a_target_that_is_an_older_copy_is_noticed_and_healed(place: Path, kind: str) -> None:
+    """It says so at the start, with 3, until a verification has found all of it."""
+    appended = sql(place, table="documents", mode="append")
+    destination = {"folder": Directory(place / "files"), "appended": appended}.get(kind, sql(place))
+    world = world_with(place, rows=destination)
+    put_back = keep(place / ("files" if kind == "folder" else "out.db"))
+    world.put(IDS[0], text="edited")
+    world.put("new")
+    assert world.run().exit == 0
+    assert world.run().exit == 0
+    empty(place) if kind == "emptied" else put_back()
+    world.put("newer")
+    found = world.run(checked=False)
+    assert found.exit == 3
+    assert any(
+        "as if it was emptied or put back from an older copy" in text and "verify PLAN --repair" in text
+        for text in found.messages
+    )
+    assert world.run(checked=False).exit == 3
+    assert verify(world.plan, state=world.state, repair=True).exit == 3
+    assert world.run(checked=False).exit == 3, "it was not compared yet"
+    assert verify(world.plan, state=world.state).exit == 0
+    assert world.run().exit == 0
+    assert load_targets(world.root)["rows"].highest > 0
+
+
+def test_two_plans_and_rows_of_others_in_one_target_are_no_trouble(place: Path) -> None:
+    """Whichever wrote last, and whose rows have the higher sequences; also with prefixes."""
+    worlds = []
+    for name in ("one", "two"):
+        world = PlanWorld(place / name, partial(build_named, name=name, database=place))
+        world.state = place / f"state-{name}"
+        worlds.append(world)
+    for turn in range(3):
+        for world in worlds:
+            world.put("a", "b", text=f"turn {turn}")
+            assert world.run().exit == 0
+            assert world.run().messages == []
+    with closing(sqlite3.connect(place / "out.db")) as connection, connection:
+        connection.execute(
+            "INSERT INTO documents (id, origin_id, source, version, sequence, delivery_hash, route, fields) "
+            "VALUES ('theirs', 'theirs', 'docs', 'v', 9007199254740000, 'f', '[]', '{}')"
+        )
+    for world in worlds:
+        world.put("c")
+        assert world.run().exit == 0
+
+
+def build_named(world: PlanWorld, name: str, database: Path) -> Plan:
+    plan = Plan(name, version=1)
+    documents = plan.source("docs", Memory(world.documents, max_deleted=1.0, prefix=f"{name}:"))
+    documents.destination("rows", sql(database), backoff=0)
+    return plan
+
+
+def test_a_target_that_an_older_version_filled_is_no_trouble(place: Path) -> None:
+    """It has no record of who wrote what; the first run that writes makes it."""
+    world = world_with(place, rows=sql(place), lines=JsonLines(place / "lines"))
+    with closing(sqlite3.connect(place / "out.db")) as connection, connection:
+        connection.execute("DROP TABLE ferryman_writers")
+    (world.root / "targets.json").unlink()
+    assert world.run().exit == 0
+    world.put("new")
+    assert world.run().exit == 0
+    assert load_targets(world.root)["rows"].highest > 0
+
+
+class Stopped(Exception):
+    """Ends an endless run."""
+
+
+@pytest.mark.rule("verify.sample")
+def test_an_endless_run_verifies_a_sample_and_says_what_it_finds(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every hour, of what keeps a document per id; ``status`` has what was found; 0 switches it off."""
+    world = world_with(place, log=sql(place, table="log", mode="append"), rows=sql(place))
+    with closing(sqlite3.connect(place / "out.db")) as connection, connection:
+        connection.execute("UPDATE documents SET text = 'changed'")
+        connection.execute("DELETE FROM log")
+
+    def run_hours(hours: int, size: int) -> list[str]:
+        now = [0.0]
+
+        def sleep(_s: float) -> None:
+            now[0] += 3600.0
+            if now[0] > hours * 3600.0:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            world.run(every=3600.0, verify_sample=size, clock=lambda: now[0], sleep=sleep, checked=False)
+        return [text for text in world.watch.messages if "sample" in text]
+
+    assert run_hours(2, 0) == []
+    assert run_hours(0, 20) == []
+    [told, _] = run_hours(2, 20)
+    assert "of a sample of 20 documents 0 missing, 20 changed" in told
+    assert "destination rows" in told
+    found = plan_status(world.plan, world.root)["verified"]
+    assert found["rows"]["failed"]["differing"] == 20
+    assert found["rows"]["through"] is None
+    print_targets(world.plan, world.root, "plan.py", None)
+    assert "rows: 20 of 20 deliveries differed" in capsys.readouterr().out
+    verify(world.plan, state=world.state, destination="rows", repair=True)
+    assert world.run(checked=False).delivered == 30
+    run_hours(1, 20)
+    assert plan_status(world.plan, world.root)["verified"]["rows"]["sampled"]["compared"] == 20
+    assert verify(world.plan, state=world.state, destination="rows").exit == 0
+    assert plan_status(world.plan, world.root)["verified"]["rows"]["through"] == world.status()["waves"]
+
+
+@pytest.mark.parametrize("name", ["targets.json", "verified.json"])
+@pytest.mark.parametrize("content", [[1, 2], {"rows": 7}, {"rows": {"id": 5}}, "text", {"rows": {"clean": "x"}}])
+def test_records_of_another_form_are_made_again(place: Path, name: str, content: Any) -> None:
+    """As another version may have written them; a damaged file is named."""
+    world = world_with(place, rows=sql(place))
+    assert verify(world.plan, state=world.state).exit == 0
+    files.replace(world.root / name, files.seal(content))
+    print_targets(world.plan, world.root, "plan.py", None)
+    assert verify(world.plan, state=world.state).exit == 0
+    world.put("new")
+    assert world.run().exit == 0
+    assert verify(world.plan, state=world.state).exit == 0
+
+
+@pytest.mark.parametrize("name", ["targets.json", "verified.json"])
+def test_a_damaged_record_is_named(place: Path, name: str) -> None:
+    """By whatever reads it first; ``verify`` makes the results of verifications again."""
+    world = world_with(place, rows=sql(place))
+    assert verify(world.plan, state=world.state).exit == 0
+    (world.root / name).write_bytes(b"no checksum {}")
+    with pytest.raises(StateDamaged, match=name):
+        world.run()
+    with pytest.raises(StateDamaged, match=name):
+        adopt(world.plan, state=world.state)
+
+
+@pytest.mark.rule("verify.adopt")
+@pytest.mark.parametrize(
+    "point",
+    [
+        "adopt.accepted",
+        pytest.param("command.queued", marks=pytest.mark.slow),
+        "command.staged",
+        pytest.param("wave.logged", marks=pytest.mark.slow),
+        pytest.param("command.done", marks=pytest.mark.slow),
+        pytest.param("command.queued:2", marks=pytest.mark.slow),
+        "verified.recorded",
+        pytest.param("targets.recorded", marks=pytest.mark.slow),
+        pytest.param("deliver.sent", marks=pytest.mark.slow),
+    ],
+)
+def test_an_adoption_may_be_killed(place: Path, point: str) -> None:
+    """The same commands again end it: nothing is lost, and the queue gets nothing twice."""
+    command = [sys.executable, "-m", "tests.support.adopted_story", str(place)]
+    subprocess.run([*command, "lose"], check=True)
+    killed = subprocess.run(
+        [*command, "adopt"], env={**os.environ, "FERRYMAN_CRASH": point}, capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed
+    done = subprocess.run([*command, "adopt"], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0", "0", "14"], done.stderr
