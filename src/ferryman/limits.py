@@ -292,6 +292,9 @@ UNPACK_FREE_BYTES: Final = MIB
 SPLIT_SIZE: Final = {"characters": 1000, "tokens": 256, "paragraphs": 1, "sentences": 1, "headings": 1}
 """Default size of one part of a text: the input size of embedding models, else the smallest unit."""
 
+EMBED_CHARACTERS: Final = 32_768
+"""Longest text that becomes one vector: some 8192 tokens, the most that common embedding models take."""
+
 # --- state ----------------------------------------------------------------------------------------
 FORMAT: Final = 2
 """Format of the state directory. A newer one is refused."""
