@@ -295,6 +295,19 @@ SPLIT_SIZE: Final = {"characters": 1000, "tokens": 256, "paragraphs": 1, "senten
 EMBED_CHARACTERS: Final = 32_768
 """Longest text that becomes one vector: some 8192 tokens, the most that common embedding models take."""
 
+# --- answers to assistants -----------------------------------------------------------------------
+ASSISTANT_HITS: Final = 100
+"""Hits of a search: a model reads all of them, and its window is small."""
+
+ASSISTANT_EVENTS: Final = 1000
+"""Events of a document."""
+
+ASSISTANT_SNIPPET: Final = 2000
+"""Characters of a hit's text: a chunk is shorter."""
+
+ASSISTANT_TEXT: Final = 20_000
+"""Characters of a document that are read at once: some 5000 tokens."""
+
 # --- state ----------------------------------------------------------------------------------------
 FORMAT: Final = 2
 """Format of the state directory. A newer one is refused."""

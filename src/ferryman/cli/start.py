@@ -1,4 +1,4 @@
-"""``ferryman init``, ``ferryman demo`` and ``ferryman search``: what a new user types first."""
+"""``ferryman init`` and ``ferryman demo``: what a new user types first."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferryman.cli.options import Conf, Json, Master, Verbose, spark_settings
-from ferryman.cli.terminal import next_command, print_json, print_line, print_note, program_name
+from ferryman.cli.options import Conf, Master, Verbose, spark_settings
+from ferryman.cli.search import find_hits, print_hits
+from ferryman.cli.terminal import next_command, print_line, print_note, program_name
 from ferryman.errors import UsageError
 from ferryman.storage.files import StatePath
 
@@ -198,63 +199,3 @@ def _print_next_steps(directory: Path) -> None:
     print_line(f"  {next_command('history', file, 'broken/undecodable.txt', state=state)}")
     print_line(f"  {demo_again}    # again: nothing has changed")
     print_line(f"  rm -r {directory}; {demo_again} & sleep 15; kill -9 $!; {demo_again}    # killed: nothing is lost")
-
-
-# --- ferryman search: full-text search in what the ``Sql`` destination wrote ---
-
-
-def search(
-    db: Annotated[
-        str,
-        typer.Argument(
-            metavar="DB",
-            show_default=False,
-            help="An SQLite file, the URL given to Sql in the plan, or that of an index of OpenSearch or a collection "
-            "of Solr: http://localhost:9200/plays, http://localhost:8983/solr/plays.",
-        ),
-    ],
-    text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help="Words to look for.")],
-    table: Annotated[str, typer.Option("--table", metavar="NAME", help="The Sql destination's table.")] = "documents",
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Show at most this many hits.")] = 10,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Search what the Sql, OpenSearch or Solr destination wrote.
-
-    Full text, best hits first; for a database the plan says Sql(…, full_text=[…]). A document has all the words:
-    "in quotes" they follow each other, kill* is any word that begins so, and OR stands between alternatives. Case does
-    not matter, nor do accents (in OpenSearch and Solr, if the fields' analyzers fold them), and ß is ss. Starts no
-    Spark.
-    """
-    hits = find_hits(db, text, table, limit)
-    if json:
-        print_json(hits)
-        return
-    print_hits(hits)
-    if not hits:
-        from ferryman.net import urls
-        from ferryman.net.databases import redact
-
-        place = urls.strip_secrets(db) if db.startswith(("http://", "https://")) else redact(db)
-        print_note(f"Nothing found for {text!r} in {place}.")
-
-
-def find_hits(db: str, text: str, table: str = "documents", limit: int = 10) -> list[dict[str, object]]:
-    """Return the hits as ``{"id", "title", "snippet", "rank"}``, best first."""
-    if db.startswith(("http://", "https://")):
-        from ferryman.destinations.web_search import search as search_server
-
-        hits = search_server(db, text, limit=limit)
-    else:
-        from ferryman.destinations.sql.search import search as search_index
-
-        hits = search_index(db, text, table=table, limit=limit)
-    return [{"id": h.id, "title": h.title, "snippet": h.snippet, "rank": h.rank} for h in hits]
-
-
-def print_hits(hits: list[dict[str, object]]) -> None:
-    """Print a line for each hit: its id, its title, and the text around the words."""
-    for hit in hits:
-        title = f"  {hit['title']}" if hit["title"] and hit["title"] != hit["id"] else ""
-        snippet = " ".join(str(hit["snippet"] or "").split())
-        print_line(f"{hit['id']}{title}" + (f" — {snippet}" if snippet else ""))

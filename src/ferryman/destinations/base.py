@@ -26,6 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from ferryman.destinations.queries import Hit
 from ferryman.destinations.stored import Stored
 from ferryman.document import Operation, decode_fields, encode_fields
 from ferryman.errors import BadDocument
@@ -304,6 +305,17 @@ class Destination:
 
         Args:
             ids: only the documents with these ids, 10 000 at most; None: all.
+
+        Raises:
+            NotImplementedError: what was written cannot be read back, as in this base class.
+        """
+        raise NotImplementedError
+
+    def lookup(self, id: str) -> Hit | None:
+        """Return the document of this id as it is stored, with its fields and text; None: it is not there.
+
+        Called by anybody who has the plan, for ``ferryman mcp``, also while workers write; neither ``check`` nor
+        ``open`` is called before.
 
         Raises:
             NotImplementedError: what was written cannot be read back, as in this base class.

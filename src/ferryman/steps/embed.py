@@ -63,8 +63,8 @@ class embed_text(StepWithDefaults):
 
     Raises:
         BadDocument: the text is empty, too long, or not UTF-8; the field holds something else.
-        PermanentError: the function returned another number of vectors than it got texts, one with NaN, with zeros only,
-            or of another length than ``dimensions``.
+        PermanentError: the function returned another number of vectors than it got texts, or one with NaN, with zeros
+            only, or of another length than ``dimensions``.
         ValueError: when the step is made: an unknown model, or dimensions that it does not have.
         UsageError: when the step is made: the model's package is not installed.
     """
@@ -91,8 +91,8 @@ class embed_text(StepWithDefaults):
             return
         if self.model not in MODELS:
             raise ValueError(
-                f"model={self.model!r}: give {' or '.join(map(repr, MODELS))}, or a function of (texts, role) that returns "
-                "a vector for each text."
+                f"model={self.model!r}: give {' or '.join(map(repr, MODELS))}, or a function of (texts, role) that "
+                "returns a vector for each text."
             )
         if self.dimensions is None:
             object.__setattr__(self, "dimensions", MODELS[self.model][0])
@@ -108,21 +108,21 @@ class embed_text(StepWithDefaults):
     def __call__(self, docs: list[Document]) -> list[Document | Exception]: ...
     def __call__(self, docs: Document | list[Document]) -> Any:
         """Embed a document, or a list of them; of a list, an answer may be the document's error."""
-        if isinstance(docs, Document):
-            [answer] = self._embed([docs], self._text_of, "document")
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
         return self._embed(docs, self._text_of, "document")
 
-    def for_question(self, doc: Document) -> Document:
+    def for_question(self, docs: Document | list[Document]) -> Any:
         """Embed a question, which is the document's ``raw``: without context, and with the role "query"."""
-        [answer] = self._embed([doc], Document.text, "query")
+        return self._embed(docs, Document.text, "query")
+
+    def _embed(self, docs: Document | list[Document], text_of: Callable[[Document], str | None], role: Role) -> Any:
+        if not isinstance(docs, Document):
+            return self._embed_all(docs, text_of, role)
+        [answer] = self._embed_all([docs], text_of, role)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def _embed(
+    def _embed_all(
         self, docs: list[Document], text_of: Callable[[Document], str | None], role: Role
     ) -> list[Document | Exception]:
         answers: list[Document | Exception] = list(docs)
@@ -188,7 +188,9 @@ class embed_text(StepWithDefaults):
         except (TypeError, ValueError):
             numbers = np.empty((0, 0))
         if numbers.ndim != 1:
-            raise PermanentError(f"{doc.id}: the model returned a {type(vector).__name__} that is not a list of numbers.")
+            raise PermanentError(
+                f"{doc.id}: the model returned a {type(vector).__name__} that is not a list of numbers."
+            )
         if self.dimensions is not None and len(numbers) != self.dimensions:
             raise PermanentError(
                 f"{doc.id}: the model returned {len(numbers)} numbers, and dimensions={self.dimensions}. Correct one."

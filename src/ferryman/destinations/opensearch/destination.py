@@ -435,6 +435,25 @@ class OpenSearch(Destination):
             for hit in hits
         ]
 
+    def lookup(self, id: str) -> Hit | None:
+        """Return the document of this id, also one that cannot be searched yet, see ``Destination.lookup``.
+
+        Raises:
+            Unavailable, Misconfigured: the server does not answer, or refuses.
+        """
+        http = self._connection()
+        try:
+            path = f"/{quote(self.index, safe='')}/_doc/{quote(id, safe='')}"
+            found = msgspec.json.decode(self._ask(http, "GET", path, None, (404,)).body)
+        finally:
+            http.close()
+        if not found.get("found"):
+            return None
+        hidden = {OBJECT, self.text, *getattr(self, "vectors", ())}
+        source = found["_source"]
+        fields = {name: value for name, value in source.items() if name not in hidden}
+        return Hit(id, None, "", 0.0, fields=fields, text=source.get(self.text) if self.text else None)
+
     def open(self, context: DestinationContext) -> None:
         self._once = context.guarantee is Guarantee.AT_MOST_ONCE
         self._http = self._connection()

@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Final, get_args
 import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
+from ferryman.destinations.queries import Hit
 from ferryman.destinations.sql.backends import BACKENDS, dialect_of
 from ferryman.destinations.sql.dialect import Dialect, Writer
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
 from ferryman.destinations.stored import Stored
+from ferryman.document import decode_json
 from ferryman.errors import Misconfigured, PlanError, UsageError
 from ferryman.net import databases
 
@@ -203,6 +205,28 @@ class Sql(Destination):
         """
         with self._dialect.translated_errors(self.target()):
             yield from self._dialect.inventory(self._url, self._layout, ids)
+
+    def lookup(self, id: str) -> Hit | None:
+        """Return the row of this id, of several the newest, see ``Destination.lookup``.
+
+        Raises:
+            Unavailable: the database cannot be read now.
+            Misconfigured: it is not there, or lacks a column.
+        """
+        rows = self._layout.documents.c
+        query = sa.select(rows.text, rows.fields).where(rows.id == id).order_by(rows.sequence.desc()).limit(1)
+        with self._dialect.translated_errors(self.target()):
+            engine = self._dialect.open_reader(self._url)
+            try:
+                with engine.connect() as connection:
+                    found = connection.execute(query).first()
+            finally:
+                engine.dispose()
+        if found is None or found.fields is None:  # fields are null in a delete that was appended
+            return None
+        fields = found.fields if isinstance(found.fields, dict) else decode_json(found.fields)
+        kept = {name: value for name, value in fields.items() if name not in getattr(self, "vectors", ())}
+        return Hit(id, None, "", 0.0, fields=kept, text=found.text)
 
     def open(self, context: DestinationContext) -> None:
         with self._dialect.translated_errors(self.target()):
