@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -21,7 +21,7 @@ from ferryman.testing.vectors import MemoryVectors, vector_delivery
 class CountingVectors(MemoryVectors):
     """Says so when it is asked."""
 
-    asked: list[tuple[str, Any, int, Any]] = []
+    asked: ClassVar[list[tuple[str, Any, int, Any]]] = []
 
     def nearest(self, field: str, vector: Any, limit: int = 10, where: Any = None) -> Any:
         self.asked.append((field, list(vector), limit, where))

@@ -253,7 +253,7 @@ def mcp(
             min=0,
             max=65535,
             show_default=False,
-            help="Serve HTTP on this port of the loopback address, 0: any free one. Default: standard input and output.",
+            help="Serve HTTP on this port of the loopback address, 0: any free one. Default: standard input, output.",
         ),
     ] = None,
     verbose: Verbose = False,

@@ -123,20 +123,19 @@ class Tools:
         """Read the text and the fields of a document, or of a part of one, as its index has it. A long text comes in
         pieces: `next_offset` is where to read on."""
         asked = self._plan(plan)
-        unreadable = []
-        for node in [_searched(asked.plan, destination)] if destination else _destinations(asked.plan):
+        nodes = [_searched(asked.plan, destination)] if destination else _destinations(asked.plan)
+        readable = []
+        for node in nodes:
             try:
                 found = node.destination.lookup(id)
             except NotImplementedError:
-                unreadable.append(node.name)
                 continue
+            readable.append(node.name)
             if found is not None:
                 return {"id": id, "destination": node.name, **_page(found, offset)}
-        if unreadable:
-            raise UsageError(f"{id}: {' and '.join(unreadable)} cannot be read back. Use search.")
-        raise UsageError(
-            f"{id}: there is no such document in an index of {asked.plan.name}. {self._nearest(asked, id)}"
-        )
+        if not readable:
+            raise UsageError(f"{' and '.join(node.name for node in nodes)} cannot be read back. Use search.")
+        raise UsageError(f"{id}: there is no such document in {' or '.join(readable)}. {self._nearest(asked, id)}")
 
     def document_history(self, id: str, plan: str = "", limit: int = 50) -> dict[str, Any]:
         """Tell what became of a document and of all that was made of it: its current deliveries, which of them have not
