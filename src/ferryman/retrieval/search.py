@@ -95,6 +95,7 @@ def search_by_meaning(
             f"{node.name} has no vectors: give its destination vectors={{'vector': 256}}, or leave out --embed to "
             "search for words."
         )
+    text = text.encode("utf-8", "replace").decode()  # half a character, as a shell may pass
     if not text.strip():
         raise UsageError("the question is empty: give some words.")
     if limit < 1:
@@ -147,7 +148,7 @@ def embed_question(step: StepNode, text: str) -> Document:
 
     function: Any = step.fn() if isinstance(step.fn, type) else step.fn
     step = dataclasses.replace(step, fn=getattr(function, "for_question", function))
-    question = Document(QUESTION_ID, raw=text.encode("utf-8", "replace"), text=text)
+    question = Document(QUESTION_ID, raw=text.encode(), text=text)
     caller = current_caller.set(_Caller())
     try:
         answer = make_document_call(step)(question)
