@@ -213,8 +213,11 @@ class Index:
 
 def is_opensearch(ask: Ask) -> bool:
     """Return whether the server is an OpenSearch; else it is an Elasticsearch."""
-    version = msgspec.json.decode(ask("GET", "/").body).get("version", {})
-    return bool(version.get("distribution") == "opensearch")
+    answer = ask("GET", "/", expected=(403, 405))  # an Elasticsearch may be without a page there
+    if "x-elastic-product" in answer.headers:
+        return False
+    version = msgspec.json.decode(answer.body).get("version", {})
+    return answer.status != 200 or bool(version.get("distribution") == "opensearch")
 
 
 def with_own_fields(mappings: Mapping[str, Any]) -> dict[str, Any]:

@@ -323,6 +323,7 @@ class Sql(VectorDestination):
             engine = dialect.open_vector_reader(self._url)
             try:
                 with engine.connect() as connection:
+                    self._layout.check_vectors(connection, self.target())
                     yield dialect, connection, question, wanted
             finally:
                 engine.dispose()

@@ -163,6 +163,21 @@ class Layout:
                 note = _json(field.remembered()).decode()
                 connection.execute(sa.insert(notes).values(name=key, id=note))
 
+    def check_vectors(self, connection: sa.Connection, where: str) -> None:
+        """Compare the vectors with those that the table was made for, before a question; nothing is changed.
+
+        Raises:
+            Misconfigured: they have another number of dimensions, or are another model's.
+        """
+        if not sa.inspect(connection).has_table(self.identities.name, self.documents.schema):
+            return
+        notes = self.identities
+        for name, field in self.vectors.items():
+            key = f"{self.documents.name}#{name}"
+            there = connection.scalar(sa.select(notes.c.id).where(notes.c.name == key))
+            if there is not None:
+                check_remembered(where, name, field, _decode_json(there), "table")
+
     def _identify(self, connection: sa.Connection, *, is_new: bool) -> None:
         """Give the table an identity, if it is new or has none."""
         self.identities.create(connection, checkfirst=True)
