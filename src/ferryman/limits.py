@@ -295,6 +295,11 @@ SPLIT_SIZE: Final = {"characters": 1000, "tokens": 256, "paragraphs": 1, "senten
 EMBED_CHARACTERS: Final = 32_768
 """Longest text that becomes one vector: some 8192 tokens, the most that common embedding models take."""
 
+# --- questions -----------------------------------------------------------------------------------
+QUESTION_WORDS: Final = 64
+"""Words of a question that are also looked up by words: no other document has all words of a longer text, and
+databases refuse queries of thousands."""
+
 # --- answers to assistants -----------------------------------------------------------------------
 ASSISTANT_HITS: Final = 100
 """Hits of a search: a model reads all of them, and its window is small."""

@@ -94,6 +94,19 @@ def test_filters_of_the_command_are_values_of_any_type(plan: Path) -> None:
     assert asked(plan, "room", "--filter", "a'b\"c$.[0]=x") == []
 
 
+def test_a_filter_may_hold_any_text(plan: Path) -> None:
+    """No document has a NUL, or nothing; half a character is no text."""
+    loaded = load_plan(str(plan))
+    for name, value in (("acl", "\0"), ("acl", ""), ("\0", "a")):
+        assert ferryman.search("index", "room", plan=loaded, embed="embed", where={name: value}) == [], (name, value)
+    for name, value in (("acl", "\udcff"), ("\udcff", "a")):
+        with pytest.raises(UsageError, match="the filter"):
+            ferryman.search("index", "room", plan=loaded, embed="embed", where={name: value})
+    [node] = [node for node in loaded.nodes if node.name == "index"]
+    for id in ("gone.txt", "\0", "x" * 10_000, "\ud800"):
+        assert node.destination.lookup(id) is None  # type: ignore[attr-defined]
+
+
 def test_an_edit_and_a_delete_are_seen_by_the_next_question(plan: Path) -> None:
     """The index follows the folder."""
     (plan.parent / "pages/a/rooms.md").write_text("A train is late.")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from ferryman import limits
 from ferryman.destinations.queries import Hit
 from ferryman.destinations.vectors import VectorDestination, Where, fuse_ranks
 from ferryman.document import Document, current_caller
@@ -107,9 +108,10 @@ def search_by_meaning(
             f"step {step.name} sets no vector that {node.name} has: it has set {_names(asked) or 'nothing'}, and the "
             f"vectors there are {_names(destination.vectors)}. Name the step that sets one with --embed."
         )
+    by_words = destination.has_full_text and len(text.split()) <= limits.QUESTION_WORDS
     rankings = []
     for name in fields:
-        if destination.has_full_text:
+        if by_words:
             rankings.append(destination.hybrid(text, name, asked[name], limit, where))
         else:
             rankings.append(destination.nearest(name, asked[name], limit, where))

@@ -249,6 +249,10 @@ class Sql(VectorDestination):
             try:
                 with engine.connect() as connection:
                     found = connection.execute(query).first()
+            except Exception as e:
+                if not self._dialect.is_row_error(e):
+                    raise
+                return None  # an id that the database cannot hold
             finally:
                 engine.dispose()
         if found is None or found.fields is None:  # fields are null in a delete that was appended

@@ -13,7 +13,7 @@ from ferryman.destinations.base import Delivery
 from ferryman.destinations.stored import Stored, canonical_fields, canonical_json, content_hash, is_same_value
 from ferryman.destinations.vectors import VectorField, check_remembered, read_vector
 from ferryman.document import encode_fields
-from ferryman.errors import Misconfigured
+from ferryman.errors import Misconfigured, UsageError
 from ferryman.net import databases
 
 Mode = Literal["upsert", "append"]
@@ -167,9 +167,13 @@ class Layout:
         """Compare the vectors with those that the table was made for, before a question; nothing is changed.
 
         Raises:
+            UsageError: there is no such table.
             Misconfigured: they have another number of dimensions, or are another model's.
         """
-        if not sa.inspect(connection).has_table(self.identities.name, self.documents.schema):
+        inspector, schema = sa.inspect(connection), self.documents.schema
+        if not inspector.has_table(self.documents.name, schema):
+            raise UsageError(f"{where}: there is no such table. Run the plan first.")
+        if not inspector.has_table(self.identities.name, schema):
             return
         notes = self.identities
         for name, field in self.vectors.items():
