@@ -172,7 +172,10 @@ class Index:
         self._check_pipelines(there.get("settings", {}))
         self._warn_of_short_memory(name, there.get("settings", {}))
         if self._vectors:
-            vectors_.check_index(self._shown, self._vectors, there.get("mappings", {}), self._is_opensearch)
+            mappings = there.get("mappings", {})
+            notes = vectors_.check_index(self._shown, self._vectors, mappings, self._is_opensearch)
+            meta = {**mappings.get("_meta", {}), **self._mappings["_meta"], vectors_.META: notes}
+            self._mappings = {**self._mappings, "_meta": meta}
         if _differs(self._mappings, there.get("mappings", {})):
             self._add_fields()
 
