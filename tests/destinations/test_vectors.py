@@ -148,6 +148,10 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     named = VectorField(4, model="small/4")
     write(sqlite(tmp_path, {"vector": named}), vector_delivery("a", 1, [1, 0, 0, 0]))
     sqlite(tmp_path, {"vector": 4}).check()
+    sqlite(tmp_path, {"vector": 4}, table="later").check()
+    sqlite(tmp_path, {"vector": named}, table="later").check()  # named later, it is remembered from then on
+    with pytest.raises(Misconfigured, match="of the model small/4"):
+        sqlite(tmp_path, {"vector": replace(named, model="large/4")}, table="later").check()
     with pytest.raises(Misconfigured, match="of the model small/4 there, the plan says vectors of the model large/4"):
         sqlite(tmp_path, {"vector": replace(named, model="large/4")}).check()
 

@@ -172,7 +172,10 @@ class Index:
         self._check_pipelines(there.get("settings", {}))
         self._warn_of_short_memory(name, there.get("settings", {}))
         if self._vectors:
-            vectors_.check_index(self._shown, self._vectors, there.get("mappings", {}), self._is_opensearch)
+            mappings = there.get("mappings", {})
+            notes = vectors_.check_index(self._shown, self._vectors, mappings, self._is_opensearch)
+            meta = {**mappings.get("_meta", {}), **self._mappings["_meta"], vectors_.META: notes}
+            self._mappings = {**self._mappings, "_meta": meta}
         if _differs(self._mappings, there.get("mappings", {})):
             self._add_fields()
 
@@ -318,9 +321,10 @@ class OpenSearch(VectorDestination):
             f"a request has {REQUEST_BYTES >> 20} MiB at most, or one document",
             f"a `write` has {WRITE_S:g} s",
             "fields, depths and sizes: the index's own settings and `http.max_content_length`",
+            "vectors of 16 000 dimensions on OpenSearch, 4 096 on Elasticsearch",
         ),
         outcomes=tuple(outcome_rows()),
-        tested=("OpenSearch 2.19", "Elasticsearch 7.17", "Elasticsearch 8.19"),
+        tested=("OpenSearch 2.19, with k-NN 2.19.1", "Elasticsearch 7.17", "Elasticsearch 8.19"),
     )
 
     def __init__(

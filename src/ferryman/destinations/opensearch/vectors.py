@@ -89,14 +89,15 @@ def _mapping(field: VectorField, is_opensearch: bool) -> dict[str, Any]:
 
 def check_index(
     where: str, vectors: Mapping[str, VectorField], mappings: Mapping[str, Any], is_opensearch: bool
-) -> None:
-    """Check that an existing index was made for these vectors.
+) -> dict[str, Any]:
+    """Check that an existing index was made for these vectors; return what it is to remember of them.
 
     Raises:
         Misconfigured: it was not, with the way on.
     """
     names = _OPENSEARCH if is_opensearch else _ELASTICSEARCH
     notes = mappings.get("_meta", {}).get(META, {})
+    remembered = dict(notes)
     for name, field in vectors.items():
         there = mappings.get("properties", {}).get(name, {})
         if there.get("type") != names.type:
@@ -106,8 +107,8 @@ def check_index(
                 "higher version and this destination another index=, and run it with --from-version: all documents are "
                 "written there, and the index that is there can be searched meanwhile."
             )
-        note = notes.get(name, {}) if isinstance(notes, Mapping) else {}
-        check_remembered(where, name, field, {**note, "dimensions": there.get(names.dimensions)}, "index")
+        note = {**notes.get(name, {}), "dimensions": there.get(names.dimensions)}
+        remembered[name] = check_remembered(where, name, field, note, "index")
         method = there.get("method", {})
         metric = method.get("space_type", there.get("space_type", there.get("similarity")))
         if metric is not None and metric != names.metrics[field.metric]:
@@ -117,6 +118,7 @@ def check_index(
                 f"metric={field.metric!r}. Correct metric=, or give the plan a higher version and this destination "
                 "another index=, and run it with --from-version."
             )
+    return remembered
 
 
 def dimension_problem(field: VectorField, is_opensearch: bool) -> str:
