@@ -14,9 +14,9 @@ from ferryman.errors import Dropped, Misconfigured, PermanentError, TransientErr
 from ferryman.plan import Flow, Plan
 
 if TYPE_CHECKING:
-    from ferryman.destinations.sql.search import search
     from ferryman.engine.preview import preview
     from ferryman.operations import deliveries, fsck, history, resolve, retry, run, status, tables
+    from ferryman.retrieval.search import search
     from ferryman.verification import verify
 
 __all__ = [
@@ -52,7 +52,7 @@ _OPERATIONS: Final = {
     "resolve": "operations",
     "retry": "operations",
     "run": "operations",
-    "search": "destinations.sql.search",
+    "search": "retrieval.search",
     "status": "operations",
     "tables": "operations",
     "verify": "verification",

@@ -292,6 +292,27 @@ UNPACK_FREE_BYTES: Final = MIB
 SPLIT_SIZE: Final = {"characters": 1000, "tokens": 256, "paragraphs": 1, "sentences": 1, "headings": 1}
 """Default size of one part of a text: the input size of embedding models, else the smallest unit."""
 
+EMBED_CHARACTERS: Final = 32_768
+"""Longest text that becomes one vector: some 8192 tokens, the most that common embedding models take."""
+
+# --- questions -----------------------------------------------------------------------------------
+QUESTION_WORDS: Final = 64
+"""Words of a question that are also looked up by words: no other document has all words of a longer text, and
+databases refuse queries of thousands."""
+
+# --- answers to assistants -----------------------------------------------------------------------
+ASSISTANT_HITS: Final = 100
+"""Hits of a search: a model reads all of them, and its window is small."""
+
+ASSISTANT_EVENTS: Final = 1000
+"""Events of a document."""
+
+ASSISTANT_SNIPPET: Final = 2000
+"""Characters of a hit's text: a chunk is shorter."""
+
+ASSISTANT_TEXT: Final = 20_000
+"""Characters of a document that are read at once: some 5000 tokens."""
+
 # --- state ----------------------------------------------------------------------------------------
 FORMAT: Final = 2
 """Format of the state directory. A newer one is refused."""

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ferryman import Document
-from ferryman.cli import demo_plan, start
+from ferryman import Document, Dropped
+from ferryman.cli import demo_plan, demo_vectors_plan, start
 from ferryman.errors import BadDocument, UsageError
+from ferryman.plan.load import load_plan
+from tests.support.plan_world import run_plan
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 
@@ -109,3 +111,35 @@ def test_preparing_refuses_a_file(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="is a file"):
         start.prepare(tmp_path / "taken")
+
+
+def test_questions_are_answered_by_meaning_that_words_do_not_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of the demo's three: nothing has its words, and the module that a person means comes first, or second."""
+    pytest.importorskip("wordllama")
+    pytest.importorskip("sqlite_vec")
+    start.prepare(tmp_path, vectors=True)
+    plan = load_plan(str(tmp_path / "vectors.py"))
+    summary = run_plan(plan, tmp_path / "state")
+    start._print_questions(tmp_path)
+
+    assert summary.delivered > 150
+    assert not summary.failed
+    assert not summary.rejected
+    answers = capsys.readouterr().out.split("$ ")[1:]
+    assert len(answers) == 6
+    for by_words, by_meaning, module in zip(answers[::2], answers[1::2], ("csv", "gettext", "sqlite3"), strict=True):
+        assert by_words.splitlines()[1] == "(nothing)"
+        assert any(f"  {module}" in line for line in by_meaning.splitlines()[1:3]), by_meaning
+    assert not (tmp_path / "broken").exists()
+
+
+def test_the_modules_of_the_library_are_described() -> None:
+    """By name and docstring; one without is dropped, and what cannot be parsed, too."""
+    doc = demo_vectors_plan.describe(Document("json/__init__.py", raw=b'"""JSON.\n\nMore."""'))
+
+    assert (doc["title"], doc["package"], doc["about"]) == ("json: JSON.", "json", "JSON.\n\nMore.")
+    for raw in (b"x = 1", b"print 'old'", b"\0"):
+        with pytest.raises(Dropped):
+            demo_vectors_plan.describe(Document("a.py", raw=raw))

@@ -90,7 +90,7 @@ def test_search_prints_a_line_a_hit(fake: Fake, capsys: pytest.CaptureFixture[st
     hits = [Hit("a.txt", "A", "the\n  [word]", -1.5), Hit("b.txt", None, "", -1.0)]
     fake(
         "ferryman.destinations.sql.search",
-        search=lambda db, text, table, limit: hits if (db, text, table, limit) == ("i", "w", "t", 2) else [],
+        search=lambda db, text, table, limit, mark: hits if (db, text, table, limit) == ("i", "w", "t", 2) else [],
     )
 
     assert start(["search", "i", "w", "--table", "t", "--limit", "2"]) == 0

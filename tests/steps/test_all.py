@@ -49,6 +49,7 @@ STEPS: list[Callable[[Document], Document]] = [
     steps.read_xml({"a": "//b"}, {"dc": "urn:dc"}),
     steps.split_text(by="characters", size=10),
     steps.unpack(depth=2),
+    steps.embed_text(field="a", dimensions=64),
 ]
 
 by_name = pytest.mark.parametrize("step", STEPS, ids=lambda step: type(step).__name__)

@@ -18,7 +18,8 @@ from ferryman.cli import account, decide, plan, queue, run, terminal
 from ferryman.cli.adopt import adopt
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import GlobalOptions, Verbose
-from ferryman.cli.start import demo, init, search
+from ferryman.cli.search import evaluate, mcp, search
+from ferryman.cli.start import demo, init
 from ferryman.cli.terminal import complete_commands, print_error, print_line, print_note, tolerate_any_text
 from ferryman.cli.verify import verify
 from ferryman.errors import FerrymanError, PlanError
@@ -100,6 +101,8 @@ app.command()(decide.resolve)
 app.command()(verify)
 app.command()(adopt)
 app.command()(search)
+app.command()(evaluate)
+app.command()(mcp)
 app.command()(account.fsck)
 app.command()(warm_up)
 app.add_typer(plan.app)

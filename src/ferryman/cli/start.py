@@ -1,4 +1,4 @@
-"""``ferryman init``, ``ferryman demo`` and ``ferryman search``: what a new user types first."""
+"""``ferryman init`` and ``ferryman demo``: what a new user types first."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferryman.cli.options import Conf, Json, Master, Verbose, spark_settings
-from ferryman.cli.terminal import next_command, print_json, print_line, print_note, program_name
+from ferryman.cli.options import Conf, Master, Verbose, spark_settings
+from ferryman.cli.search import find_hits, find_hits_by_meaning, print_hits
+from ferryman.cli.terminal import next_command, print_line, print_note, program_name
 from ferryman.errors import UsageError
 from ferryman.storage.files import StatePath
 
@@ -105,8 +106,19 @@ BROKEN = "broken"
 """Name of the source, and of the folder, with the files that are broken on purpose."""
 
 
+QUESTIONS = (
+    "read spreadsheets exported from Excel",
+    "translate a program's messages into other languages",
+    "store data in a small database",
+)
+"""Questions that no document of the library answers in these words."""
+
+
 def demo(
     directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Working directory.")] = Path("ferryman-demo"),
+    vectors: Annotated[
+        bool, typer.Option("--vectors", help="Index it by meaning, and answer questions that words alone do not.")
+    ] = False,
     master: Master = "local[*]",
     conf: Conf = None,
     verbose: Verbose = False,
@@ -115,41 +127,52 @@ def demo(
 
     That of the Python which runs Ferryman, and a few files that are broken on purpose, go into a SQLite database.
     Ends with 0 when no other files than those were refused. Run it twice, kill it, change its plan: see what happens.
+
+    With --vectors the library goes into an index by meaning instead, by a model that comes in a package: offline, too.
+    Needs pip install 'ferryman[embed,vectors]'.
     """
     from ferryman.cli.run import run_plan
     from ferryman.plan.load import load_plan
 
-    prepare(directory)
-    file, state = directory / "plan.py", directory / "state"
-    print_line(f"The plan is {file}: it indexes the standard library of this Python.")
+    prepare(directory, vectors=vectors)
+    file, state = directory / ("vectors.py" if vectors else "plan.py"), directory / "state"
+    what = ", by meaning" if vectors else ""
+    print_line(f"The plan is {file}: it indexes the standard library of this Python{what}.")
     plan = load_plan(str(file))
     began = time.monotonic()
     options: RunOptions = {"master": master, "conf": spark_settings(conf)}
     root, summary = run_plan(plan, str(file), str(state), options, verbose=verbose)
     code = _print_results(summary, root, plan, time.monotonic() - began)
-    _print_searches(directory / "index.db")
-    _print_next_steps(directory)
+    if vectors:
+        _print_questions(directory)
+    else:
+        _print_searches(directory / "index.db")
+        _print_next_steps(directory)
     raise typer.Exit(code)
 
 
-def prepare(directory: Path) -> None:
+def prepare(directory: Path, *, vectors: bool = False) -> None:
     """Write the plan file and the broken files; existing ones stay as they are.
+
+    Args:
+        vectors: of the demo with vectors, which has no broken files.
 
     Raises:
         UsageError: the folder's name is taken by a file.
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file: name another folder with --dir.")
+    directory.mkdir(parents=True, exist_ok=True)
     broken = directory / BROKEN
-    if not broken.exists():
+    if not vectors and not broken.exists():
         (broken / "folder.txt").mkdir(parents=True)
         (broken / "folder.txt" / "inside.txt").write_text("This file is in order. Its folder is named like a file.\n")
         (broken / "empty.txt").touch()
         (broken / "undecodable.txt").write_bytes("This café is Latin-1, and not UTF-8.\n".encode("latin-1"))
         (broken / "dangling.txt").symlink_to("there-is-no-such-file.txt")
         (broken / "loop.txt").symlink_to("loop.txt")
-    file = directory / "plan.py"
-    text = Path(__file__).with_name("demo_plan.py").read_text("utf-8")
+    file = directory / ("vectors.py" if vectors else "plan.py")
+    text = Path(__file__).with_name("demo_vectors_plan.py" if vectors else "demo_plan.py").read_text("utf-8")
     if not file.exists():
         file.write_text(text, "utf-8")
     elif file.read_text("utf-8") != text:
@@ -187,6 +210,27 @@ def _print_searches(index: Path) -> None:
         print_hits(find_hits(str(index), text, limit=HITS_SHOWN))
 
 
+def _print_questions(directory: Path) -> None:
+    """Ask the questions by words, then by meaning."""
+    index, plan = str(directory / "vectors.db"), str(directory / "vectors.py")
+    for text in QUESTIONS:
+        for options in ([], ["--plan", plan, "--embed", "embed"]):
+            print_line()
+            print_line(f"$ {program_name()} search {index} {shlex.join([text, *options])} --limit {HITS_SHOWN}")
+            if options:
+                print_hits(find_hits_by_meaning(index, text, plan, "embed", HITS_SHOWN))
+            else:
+                print_hits(hits := find_hits(index, text, limit=HITS_SHOWN))
+                if not hits:
+                    print_line("(nothing)")
+    print_line()
+    print_line("Try next:")
+    by_meaning = f"--plan {plan} --embed embed"
+    print_line(f"  {program_name()} search {index} 'your question' {by_meaning}")
+    print_line(f"  {program_name()} search {index} 'build a message' {by_meaning} --filter package=email")
+    print_line(f"  {next_command('status', plan, state=str(directory / 'state'))}")
+
+
 def _print_next_steps(directory: Path) -> None:
     file, state, index = str(directory / "plan.py"), str(directory / "state"), directory / "index.db"
     dir_option = f" --dir {directory}" if directory != Path("ferryman-demo") else ""
@@ -198,63 +242,3 @@ def _print_next_steps(directory: Path) -> None:
     print_line(f"  {next_command('history', file, 'broken/undecodable.txt', state=state)}")
     print_line(f"  {demo_again}    # again: nothing has changed")
     print_line(f"  rm -r {directory}; {demo_again} & sleep 15; kill -9 $!; {demo_again}    # killed: nothing is lost")
-
-
-# --- ferryman search: full-text search in what the ``Sql`` destination wrote ---
-
-
-def search(
-    db: Annotated[
-        str,
-        typer.Argument(
-            metavar="DB",
-            show_default=False,
-            help="An SQLite file, the URL given to Sql in the plan, or that of an index of OpenSearch or a collection "
-            "of Solr: http://localhost:9200/plays, http://localhost:8983/solr/plays.",
-        ),
-    ],
-    text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help="Words to look for.")],
-    table: Annotated[str, typer.Option("--table", metavar="NAME", help="The Sql destination's table.")] = "documents",
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Show at most this many hits.")] = 10,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Search what the Sql, OpenSearch or Solr destination wrote.
-
-    Full text, best hits first; for a database the plan says Sql(…, full_text=[…]). A document has all the words:
-    "in quotes" they follow each other, kill* is any word that begins so, and OR stands between alternatives. Case does
-    not matter, nor do accents (in OpenSearch and Solr, if the fields' analyzers fold them), and ß is ss. Starts no
-    Spark.
-    """
-    hits = find_hits(db, text, table, limit)
-    if json:
-        print_json(hits)
-        return
-    print_hits(hits)
-    if not hits:
-        from ferryman.net import urls
-        from ferryman.net.databases import redact
-
-        place = urls.strip_secrets(db) if db.startswith(("http://", "https://")) else redact(db)
-        print_note(f"Nothing found for {text!r} in {place}.")
-
-
-def find_hits(db: str, text: str, table: str = "documents", limit: int = 10) -> list[dict[str, object]]:
-    """Return the hits as ``{"id", "title", "snippet", "rank"}``, best first."""
-    if db.startswith(("http://", "https://")):
-        from ferryman.destinations.web_search import search as search_server
-
-        hits = search_server(db, text, limit=limit)
-    else:
-        from ferryman.destinations.sql.search import search as search_index
-
-        hits = search_index(db, text, table=table, limit=limit)
-    return [{"id": h.id, "title": h.title, "snippet": h.snippet, "rank": h.rank} for h in hits]
-
-
-def print_hits(hits: list[dict[str, object]]) -> None:
-    """Print a line for each hit: its id, its title, and the text around the words."""
-    for hit in hits:
-        title = f"  {hit['title']}" if hit["title"] and hit["title"] != hit["id"] else ""
-        snippet = " ".join(str(hit["snippet"] or "").split())
-        print_line(f"{hit['id']}{title}" + (f" — {snippet}" if snippet else ""))

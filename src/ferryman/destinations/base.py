@@ -26,6 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from ferryman.destinations.queries import Hit
 from ferryman.destinations.stored import Stored
 from ferryman.document import Operation, decode_fields, encode_fields
 from ferryman.errors import BadDocument
@@ -332,6 +333,27 @@ class Destination:
             NotImplementedError: what was written cannot be read back, as in this base class.
         """
         raise NotImplementedError
+
+    def lookup(self, id: str) -> Hit | None:
+        """Return the document of this id as it is stored, with its fields and text; None: it is not there.
+
+        Called by anybody who has the plan, for ``ferryman mcp``, also while workers write; neither ``check`` nor
+        ``open`` is called before.
+
+        Raises:
+            NotImplementedError: what was written cannot be read back, as in this base class.
+        """
+        raise NotImplementedError
+
+    def maintain(self) -> list[str]:
+        """Do what is better done once than with each chunk: build an index, compact files. Return a line about each
+        thing that was done.
+
+        Called in the driver, after a run or a round of an endless run has delivered what it could, also if that was
+        nothing: the last process may have been killed before it was called. Workers do not write meanwhile, unless
+        those of a killed driver go on. It may take long; if it raises, the run goes on and says so.
+        """
+        return []
 
     def forgets(self, context: DestinationContext) -> bool:
         """Return whether it may have removed what it received, as a queue does that is trimmed. Then nobody can tell

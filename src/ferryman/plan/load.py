@@ -23,7 +23,7 @@ from ferryman.errors import FerrymanError, UsageError
 from ferryman.net.relative_paths import relative_to
 from ferryman.plan.calls import pickling_findings
 from ferryman.plan.flow import Flow
-from ferryman.plan.plan import Plan
+from ferryman.plan.plan import Plan, as_version
 
 FORMS = "give a Python file that makes a Plan (plan.py), one plan of it (plan.py:name), or package.module:name"
 
@@ -45,13 +45,17 @@ def load(spec: str) -> Runnable:
     return _select(*_load_module(spec))
 
 
-def load_plan(spec: str) -> Plan:
+def load_plan(spec: str, *, version: int | None = None) -> Plan:
     """Load the one plan that ``spec`` names, for commands that work on a single plan; otherwise as ``load``.
+
+    Args:
+        version: given to the plan in place of its own, see ``as_version``; of a module only if it was not imported yet.
 
     Raises:
         UsageError: as ``load``, and for a flow of several plans, which the message names.
     """
-    module, place, name = _load_module(spec)
+    with as_version(version):
+        module, place, name = _load_module(spec)
     loaded = _select(module, place, name)
     if isinstance(loaded, Plan):
         return loaded

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,6 +50,22 @@ if TYPE_CHECKING:
     from ferryman.records.keys import KeyStates
 
 
+_OTHER_VERSION: ContextVar[int | None] = ContextVar("ferryman_other_version", default=None)
+
+
+@contextmanager
+def as_version(version: int | None) -> Iterator[None]:
+    """Give plans that are made meanwhile this version instead of their own; None: their own.
+
+    A plan file that names its places after ``plan.version`` then makes the older plan, whose index is still there.
+    """
+    before = _OTHER_VERSION.set(version)
+    try:
+        yield
+    finally:
+        _OTHER_VERSION.reset(before)
+
+
 class Plan:
     """A named, versioned graph: sources → steps and routers → destinations.
 
@@ -76,7 +94,7 @@ class Plan:
         provenance: bool = True,
     ) -> None:
         self.name = name
-        self.version = version
+        self.version = version if (other := _OTHER_VERSION.get()) is None else other
         self.strategy = strategy
         self.once = strategy == "at-most-once"
         self.checkpoint = checkpoint

@@ -9,6 +9,7 @@ They are frozen dataclasses in small letters, as PEP 8 has it for what is used a
 the plan's picture, and makes its arguments part of the plan's fingerprint.
 """
 
+from ferryman.steps.embed import embed_text
 from ferryman.steps.extract import extract_text
 from ferryman.steps.fetch import fetch_url
 from ferryman.steps.fields import copy_field, drop_fields, drop_if, format_size, reformat_date, rename_field, set_field
@@ -20,6 +21,7 @@ __all__ = [
     "copy_field",
     "drop_fields",
     "drop_if",
+    "embed_text",
     "extract_text",
     "fetch_url",
     "fill_template",

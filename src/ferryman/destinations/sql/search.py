@@ -46,6 +46,16 @@ def search(
         raise UsageError(databases.redact_text(str(e), url)) from e
 
 
+def place_of(index: str) -> str:
+    """Return the place of a database as ``Sql.target`` has it, without user and password.
+
+    Raises:
+        UsageError: it is not a database that ``Sql`` writes to.
+    """
+    url = _url(index)
+    return dialect_of(url).place(url)
+
+
 def _url(index: str) -> sa.URL:
     if "://" not in index:
         return sa.URL.create("sqlite", database=os.path.abspath(os.path.expanduser(index)))
