@@ -30,6 +30,7 @@ class OnPostgres(VectorSuite):
         return f"t{abs(hash(str(folder)))}"
 
 
+@pytest.mark.slow
 class TestPostgres(OnPostgres):
     def destination(self, folder: Path, vectors: Declaration) -> VectorDestination:
         return Sql(self.database.url, self.table(folder), vectors=vectors)
@@ -65,6 +66,7 @@ class TestPostgresWithIndex(OnPostgres):
         assert {hit.id for hit in few.nearest("vector", [1, 0, 0, 0], 20, {"team": "b"})} == {d.id for d in far}
 
 
+@pytest.mark.slow
 class TestHalfPrecision(OnPostgres):
     """With ``halfvec``: verify compares what is stored with what was rounded."""
 
