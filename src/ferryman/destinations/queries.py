@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 SNIPPET_WORDS: Final = 16
 """Words of a snippet: about a line."""
@@ -61,7 +62,14 @@ class Hit(NamedTuple):
     snippet: str
     """Where the words stand."""
     rank: float
-    """Rank as the server gives it, signed so that lower is better: BM25, or ``ts_rank`` on PostgreSQL."""
+    """Rank as the server gives it, signed so that lower is better: BM25, or ``ts_rank`` on PostgreSQL; of a vector its
+    distance."""
+    score: float | None = None
+    """Likeness to a question with a vector, higher is better; see ``ferryman.destinations.vectors``."""
+    fields: Mapping[str, Any] | None = None
+    """Fields of the document, without vectors; None: they were not read."""
+    text: str | None = None
+    """Text of the document, where it was read and there is one."""
 
 
 def parse_query(text: str) -> Query:

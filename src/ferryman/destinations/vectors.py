@@ -1,0 +1,326 @@
+"""Vectors in destinations: how a plan declares them, which values are vectors, and how a question is asked.
+
+A destination that stores vectors is a ``VectorDestination``. It is written like any other one, by the fields of its
+deliveries, and asked by anybody who has the plan:
+
+    vectors = {"vector": 256}                            the field ``vector`` has 256 numbers
+    check()                                              driver: the store has an index for them, or gets one
+    write([d1, d2, d3])                                  worker; d2's vector has 255 numbers: its outcome is permanent
+    nearest("vector", question, 10, {"team": "a"})       anybody, any time: the ten nearest documents of team a
+
+What is promised of a delivery and its vector is what the destination promises of a delivery: a repeated one changes
+nothing, a late one is stale, also after a delete. ``ferryman.testing.vectors`` has a test for each of these promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, get_args
+
+from ferryman.destinations.base import Delivery, Destination, Outcome, printable_id
+from ferryman.destinations.queries import Hit
+from ferryman.errors import BadDocument, UsageError, safe_repr
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Metric = Literal["cosine", "l2", "dot"]
+NumberType = Literal["float32", "float16"]
+IndexKind = Literal["hnsw"]
+
+Scalar = str | int | float | bool
+Where = Mapping[str, Scalar | Sequence[Scalar]]
+"""Filter: field -> value, or values. See ``read_filter``."""
+
+MOST_DIMENSIONS: Final = 16_000
+"""Dimensions that any of the stores can hold."""
+
+
+@dataclass(frozen=True)
+class VectorField:
+    """Declaration of a field that holds a vector: ``vectors={"vector": VectorField(256, metric="dot")}``. A number
+    alone stands for ``VectorField(number)``.
+
+    Attributes:
+        dimensions: numbers in each vector.
+        metric: "cosine": the angle counts, not the length. "l2": the distance. "dot": the inner product, which is the
+            cosine of vectors of length 1, and faster.
+        index: "hnsw": an index that finds nearly all of the nearest without a look at each vector. None: what the
+            store does by itself, which may be a look at each vector.
+        type: of the stored numbers; "float16" halves the space, where the store has it.
+    """
+
+    dimensions: int
+    metric: Metric = "cosine"
+    index: IndexKind | None = None
+    type: NumberType = "float32"
+
+
+Declaration = Mapping[str, int | VectorField]
+"""Declaration of a destination's vectors, as a plan gives it: field -> dimensions, or more."""
+
+
+def vector_fields(vectors: Declaration | None) -> dict[str, VectorField]:
+    """Return the declaration with a ``VectorField`` for each field; call ``declaration_findings`` before."""
+    return {name: v if isinstance(v, VectorField) else VectorField(v) for name, v in (vectors or {}).items()}
+
+
+def declaration_findings(vectors: Declaration | None) -> Iterator[str]:
+    """Yield a text for each mistake in the declaration of vectors, with the remedy."""
+    if vectors is not None and not isinstance(vectors, Mapping):
+        yield f"vectors={safe_repr(vectors)}: give the dimensions of each field: vectors={{'vector': 256}}"
+        return
+    for name, declared in (vectors or {}).items():
+        where = f"vectors: {safe_repr(name)}"
+        field = VectorField(declared) if not isinstance(declared, VectorField) else declared
+        if not isinstance(name, str) or not name:
+            yield f"{where} is not the name of a field"
+        if not _is_int(field.dimensions) or not 1 <= field.dimensions <= MOST_DIMENSIONS:
+            yield f"{where} has {safe_repr(field.dimensions)} dimensions: give a number from 1 to {MOST_DIMENSIONS}"
+        for option, value, known in (
+            ("metric", field.metric, get_args(Metric)),
+            ("index", field.index, (None, *get_args(IndexKind))),
+            ("type", field.type, get_args(NumberType)),
+        ):
+            if value not in known:
+                yield f"{where}: {option}={safe_repr(value)}: use {' or '.join(map(repr, known))}"
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# Values of fields.
+
+
+def read_vector(value: Any, name: str, field: VectorField) -> np.ndarray[Any, Any] | None:
+    """Return the vector in a document's field as float32; None: the document has none.
+
+    Args:
+        value: a list of numbers, a NumPy array, or a list of Arrow (an array, or a scalar of a list type).
+        name: name of the field, for the error.
+
+    Raises:
+        BadDocument: another number of dimensions, a value that is not a finite number, or is not one as a float32 (or
+            float16); only zeros, which have no angle. Names the field.
+    """
+    import numpy as np
+
+    if value is None:
+        return None
+    if hasattr(value, "to_numpy") or hasattr(value, "as_py"):
+        value = _from_arrow(value)
+        if value is None:
+            return None
+    where = f"field {safe_repr(name)}"
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise BadDocument(f"{where} holds a {type(value).__name__}, not a vector: give a list of numbers.")
+    try:
+        numbers = np.asarray(value)
+    except (ValueError, TypeError, OverflowError):
+        numbers = np.empty((0, 0), object)
+    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "fiu"):
+        raise BadDocument(f"{where} holds something else than numbers, so it is not a vector.")
+    if len(numbers) != field.dimensions:
+        raise BadDocument(
+            f"{where} has {len(numbers)} dimensions, the plan says {field.dimensions}. Was it made by another model?"
+        )
+    if not np.isfinite(numbers).all():
+        raise BadDocument(f"{where} holds NaN or infinity at place {int(np.argmin(np.isfinite(numbers)))}.")
+    with np.errstate(over="ignore"):
+        vector = numbers.astype(np.float16 if field.type == "float16" else np.float32).astype(np.float32)
+    if not np.isfinite(vector).all():
+        raise BadDocument(f"{where} holds a number that is too large for {field.type}.")
+    if field.metric == "cosine" and not vector.any():
+        raise BadDocument(f"{where} holds only zeros, which point nowhere: metric='cosine' cannot compare them.")
+    return vector
+
+
+def _from_arrow(value: Any) -> Any:
+    """Return an Arrow array, or a scalar of a list type, as a list or a NumPy array."""
+    if hasattr(value, "to_pylist"):
+        return value.to_pylist()
+    return value.as_py() if hasattr(value, "as_py") else value.to_numpy()
+
+
+class VectorRows(NamedTuple):
+    """Deliveries whose vectors can be stored, with these."""
+
+    deliveries: list[Delivery]
+    vectors: list[dict[str, np.ndarray[Any, Any]]]
+    """Field -> vector, for each delivery; fields without one are left out."""
+    positions: list[int]
+    """Where in the chunk each delivery stands."""
+
+
+def read_vectors(
+    chunk: Sequence[Delivery], fields: Mapping[str, VectorField], outcomes: list[Outcome | None]
+) -> VectorRows:
+    """Return the deliveries whose vectors can be stored; set a permanent outcome for the others, at their places in
+    ``outcomes``."""
+    rows = VectorRows([], [], [])
+    for position, delivery in enumerate(chunk):
+        vectors = {}
+        try:
+            if delivery.operation == "upsert":
+                for name, field in fields.items():
+                    vector = read_vector(delivery.fields.get(name), name, field)
+                    if vector is not None:
+                        vectors[name] = vector
+        except BadDocument as e:
+            outcomes[position] = Outcome.permanent(f"{printable_id(delivery)}: {e}")
+        else:
+            rows.deliveries.append(delivery)
+            rows.vectors.append(vectors)
+            rows.positions.append(position)
+    return rows
+
+
+# Questions.
+
+
+class VectorDestination(Destination):
+    """A destination that stores vectors, and finds the nearest ones.
+
+    Attributes:
+        vectors: the fields that hold a vector; {}: none, then there is nothing to ask.
+    """
+
+    vectors: Mapping[str, VectorField] = {}
+
+    has_full_text: ClassVar[bool] = False
+    """True: ``hybrid`` finds words, too."""
+
+    def nearest(self, field: str, vector: Sequence[float], limit: int = 10, where: Where | None = None) -> list[Hit]:
+        """Return the documents whose vectors are nearest, the best first: ``limit`` of them where there are so many.
+
+        Called by anybody who has the plan, without ``check`` and ``open``, also while workers write. Deleted documents
+        are not found.
+
+        Args:
+            field: one of ``vectors``.
+            vector: the question, as ``read_vector`` takes it.
+            where: fields that the documents must have, see ``read_filter``. A filter never makes the result shorter
+                than ``limit`` while documents that fit it are there.
+
+        Returns:
+            For each document its ``score`` (see ``score_of``), its distance as ``rank``, and its fields and text.
+
+        Raises:
+            UsageError: an argument that cannot be meant, or there is no such store.
+            Unavailable, Misconfigured: the store does not answer, or refuses.
+        """
+        raise NotImplementedError
+
+    def hybrid(
+        self, text: str, field: str, vector: Sequence[float], limit: int = 10, where: Where | None = None
+    ) -> list[Hit]:
+        """Return the documents that have the words of ``text`` or are nearest, those that are both first.
+
+        The arguments and errors are those of ``nearest``, and ``has_full_text`` says whether a store can do it.
+        """
+        raise NotImplementedError
+
+
+def read_question(vectors: Mapping[str, VectorField], field: str, vector: Any) -> np.ndarray[Any, Any]:
+    """Return the vector of a question as float32.
+
+    Raises:
+        UsageError: there is no such field, or the vector does not fit it.
+    """
+    declared = vectors.get(field)
+    if declared is None:
+        known = ", ".join(map(repr, vectors)) or "none: the destination is given no vectors="
+        raise UsageError(f"there is no vector field {safe_repr(field)}; there is {known}.")
+    try:
+        question = read_vector(vector, field, declared)
+    except BadDocument as e:
+        raise UsageError(f"the question: {e}") from None
+    if question is None:
+        raise UsageError("the question has no vector.")
+    return question
+
+
+def read_filter(where: Where | None) -> dict[str, tuple[Scalar, ...]]:
+    """Return field -> values of a filter.
+
+    A document fits it if each of the fields holds one of the values, or a list with one of them:
+    ``{"team": "a", "acl": ["sales", "all"]}``. Text is compared as it is, with case; 1 equals 1.0, and not true.
+
+    Raises:
+        UsageError: a value that is not text, a number, true or false, or a field with no value at all.
+    """
+    if where is not None and not isinstance(where, Mapping):
+        raise UsageError(f"the filter {safe_repr(where)} is not a dict of fields: give {{'team': 'a'}}.")
+    read = {}
+    for name, value in (where or {}).items():
+        values = tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"the filter names a field {safe_repr(name)}: give its name as text.")
+        if not values:
+            raise UsageError(f"the filter on {safe_repr(name)} has no value: nothing could fit it.")
+        for each in values:
+            if not isinstance(each, str | int | float) or each != each:
+                raise UsageError(
+                    f"the filter on {safe_repr(name)} has the value {safe_repr(each)}: give text, a number, True or "
+                    "False, or a list of these."
+                )
+        read[name] = values
+    return read
+
+
+def fits(fields: Mapping[str, Any], wanted: Mapping[str, tuple[Scalar, ...]]) -> bool:
+    """Return whether a document with these fields fits a filter of ``read_filter``: the rule in Python, by which stores
+    are tested, and for those that cannot filter by themselves."""
+    for name, values in wanted.items():
+        value = fields.get(name)
+        held = value if isinstance(value, list | tuple) else [value]
+        if not any(_is_equal(one, each) for one in held for each in values):
+            return False
+    return True
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def score_of(metric: Metric, distance: float) -> float:
+    """Return how like the question a document is, the higher the more: the cosine, the inner product, or
+    1 / (1 + distance) of "l2".
+
+    Args:
+        distance: 1 - cosine, the inner product with its sign turned, or the distance.
+    """
+    match metric:
+        case "cosine":
+            return 1 - distance
+        case "dot":
+            return -distance
+        case _:
+            return 1 / (1 + distance)
+
+
+RANK_CONSTANT: Final = 60
+"""Constant of reciprocal ranks, as in the paper that proposed them (Cormack, Clarke, Büttcher 2009): with it no single
+list decides alone."""
+
+
+def fuse_ranks(*rankings: Iterable[Hit], limit: int = 10) -> list[Hit]:
+    """Return the hits of several rankings in one, by the sum of the reciprocals of their ranks.
+
+    Their ``score`` is that sum, ``rank`` its negative; everything else is the first ranking's in which a document
+    stands, but a snippet that is not empty is preferred.
+    """
+    scores: dict[str, float] = {}
+    hits: dict[str, Hit] = {}
+    for ranking in rankings:
+        for place, hit in enumerate(ranking, 1):
+            scores[hit.id] = scores.get(hit.id, 0) + 1 / (RANK_CONSTANT + place)
+            first = hits.setdefault(hit.id, hit)
+            if (hit.snippet and not first.snippet) or (hit.fields and not first.fields):
+                hits[hit.id] = first._replace(
+                    snippet=first.snippet or hit.snippet, fields=first.fields or hit.fields, text=first.text or hit.text
+                )
+    best = sorted(scores, key=lambda id: (-scores[id], id))[:limit]
+    return [hits[id]._replace(rank=-scores[id], score=scores[id]) for id in best]
