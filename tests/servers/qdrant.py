@@ -26,6 +26,8 @@ from tests.servers.server import Server
 VERSION: Final = "1.19.0"
 """Version that the server reports: conditional updates need 1.16."""
 
+_MARKS: Final = {True: "\ue000true", False: "\ue000false"}
+
 
 class Qdrant(Server):
     """Keeps what it confirmed when it is killed."""
@@ -217,7 +219,7 @@ class Engine:
                 return edge.FieldCondition(key=body["key"], match=edge.MatchAny(match["any"]))
             if "except" in match:
                 return edge.FieldCondition(key=body["key"], match=edge.MatchExcept(match["except"]))
-            return edge.FieldCondition(key=body["key"], match=edge.MatchValue(match["value"]))
+            return edge.FieldCondition(key=body["key"], match=edge.MatchValue(_marked(match["value"])))
         if (limits := body.get("range")) is not None:
             limits = {side: limit for side, limit in limits.items() if limit is not None}
             return edge.FieldCondition(key=body["key"], range=edge.RangeFloat(**limits))
@@ -281,7 +283,33 @@ def _id(value: Any) -> Any:
 
 
 def _record(each: Any) -> dict[str, Any]:
-    return {"id": _id(each.id), "payload": each.payload, "vector": each.vector}
+    return {"id": _id(each.id), "payload": _unmarked(each.payload), "vector": each.vector}
+
+
+def _marked(value: Any) -> Any:
+    """Return a JSON value with a text for each true and false: the library's Python binding takes true in a condition
+    for the number 1."""
+    match value:
+        case bool():
+            return _MARKS[value]
+        case dict():
+            return {name: _marked(each) for name, each in value.items()}
+        case list():
+            return [_marked(each) for each in value]
+        case _:
+            return value
+
+
+def _unmarked(value: Any) -> Any:
+    match value:
+        case str():
+            return {mark: truth for truth, mark in _MARKS.items()}.get(value, value)
+        case dict():
+            return {name: _unmarked(each) for name, each in value.items()}
+        case list():
+            return [_unmarked(each) for each in value]
+        case _:
+            return value
 
 
 def respond(engine: Engine, method: str, path: str, body: dict[str, Any]) -> Any:
@@ -362,7 +390,7 @@ class Handler(BaseHTTPRequestHandler):
             return 500, {"status": {"error": f"Service internal error: {e!r}"}, "time": 0.0}
         return 200, {"result": result, "status": "ok", "time": 0.0}
 
-    def log_message(self, format: str, *arguments: Any) -> None:
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002  # as its base has it
         """Log nothing."""
 
 
