@@ -174,9 +174,7 @@ class Engine:
     def update(self, name: str, kind: str, body: dict[str, Any]) -> None:
         edge, shard = self.edge, self.shard(name)
         if kind == "upsert":
-            points = [
-                edge.Point(id=p["id"], vector=p.get("vector") or {}, payload=p["payload"]) for p in body["points"]
-            ]
+            points = [edge.Point(p["id"], p.get("vector") or {}, _marked(p["payload"])) for p in body["points"]]
             condition = self.filter(body.get("update_filter"))
             done = edge.UpdateOperation.upsert_points(points, condition=condition)
         elif kind == "delete" and "filter" in body:
