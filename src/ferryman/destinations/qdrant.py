@@ -79,6 +79,7 @@ _DISTANCES: Final[Mapping[Metric, str]] = {"cosine": "Cosine", "l2": "Euclid", "
 _BAD_ROW: Final = frozenset({400, 413, 422})
 """Statuses of a request that has a point which the server refuses."""
 
+_FLOAT: Final = re.compile(rb"[0-9][.eE]")
 _INTEGERS: Final = range(-(1 << 63), 1 << 64)
 """Integers that the server keeps exactly."""
 
@@ -355,12 +356,14 @@ class Qdrant(VectorDestination):
         if OBJECT in payload:
             raise ValueError(f"it has a field {OBJECT!r}, which Ferryman writes itself. Rename the field in a step.")
         _check_integers(payload)
-        text = row.text if self.text is not None and self.text not in payload else None
-        if text is not None:
-            payload[str(self.text)], own["text"] = text, self.text
+        hashed = row._replace(fields=_hashed_fields(payload))
+        if self.text is None or self.text in payload:
+            hashed = hashed._replace(text=None)
+        if hashed.text is not None:
+            payload[str(self.text)], own["text"] = hashed.text, self.text
         own |= {
             "parent": d.parent_id, "origin": d.origin_id, "source": d.source, "version": d.version,
-            "route": list(d.route), "content_hash": row._replace(text=text).content_hash(with_vectors=False),
+            "route": list(d.route), "content_hash": hashed.content_hash(with_vectors=False),
         }  # fmt: skip
         return payload | {OBJECT: own}
 
@@ -451,9 +454,10 @@ class Qdrant(VectorDestination):
         text = payload.pop(own["text"], None) if isinstance(own.get("text"), str) else None
         route = tuple(map(str, own.get("route") or ()))
         parts = [own.get(n) for n in ("id", "hash", "sequence", "parent", "origin", "source", "version")]
-        fields = msgspec.json.encode(payload, order="sorted")
         try:
-            intact = stored_hash([*parts, route_text(route)], text, fields, {}) == own.get("content_hash")
+            intact = stored_hash([*parts, route_text(route)], text, _hashed_fields(payload), {}) == own.get(
+                "content_hash"
+            )
         except (TypeError, ValueError):  # somebody has made something else of it
             intact = False
         return Stored(str(own["id"]), str(own["hash"]), intact, str(own["source"]), str(own["version"]), route)
@@ -600,6 +604,16 @@ def _check_integers(value: Any) -> None:
         case list():
             for each in value:
                 _check_integers(each)
+
+
+def _hashed_fields(payload: Mapping[str, Any]) -> bytes:
+    """Return the fields as JSON for the hash of the content, with 9 digits of each number that is no integer: the
+    server's parser may miss the last ones."""
+    encoded = msgspec.json.encode(payload, order="sorted")
+    if not _FLOAT.search(encoded):
+        return encoded
+    rounded = msgspec.json.Decoder(float_hook=lambda literal: float(f"{float(literal):.9g}")).decode(encoded)
+    return msgspec.json.encode(rounded, order="sorted")
 
 
 def _reason(error: Any) -> str:
