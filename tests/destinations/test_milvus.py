@@ -9,7 +9,8 @@ import pytest
 
 from ferryman.destinations import Delivery, Destination, Milvus
 from ferryman.destinations.vectors import Declaration, VectorDestination
-from ferryman.testing.destinations import delivery
+from ferryman.testing.destinations import delete, delivery
+from ferryman.testing.proxy import ProxyFault
 from ferryman.testing.servers import ServerSuite
 from ferryman.testing.vectors import VectorSuite
 from tests.servers.server import Server
@@ -60,6 +61,21 @@ class TestMilvus(ServerSuite):
 
     def unfit(self, id: str, sequence: int) -> Delivery:
         return delivery(id, sequence, text="x" * 70_000)
+
+    # The client sends a request again by itself, within its time: nobody hears of a connection that broke once.
+    test_a_request_that_is_lost_had_no_effect = None
+    test_an_answer_that_is_lost_is_no_answer = None
+    test_what_came_between_is_not_undone = None
+
+    @pytest.mark.parametrize("fault", ProxyFault)
+    def test_a_connection_that_breaks_once_harms_nothing(self, tmp_path: Path, fault: ProxyFault) -> None:
+        """Whether the server had the request or not, each delivery is stored once."""
+        chunk = [delivery(f"doc-{i}", i) for i in range(1, 21)] + [delete("gone", 50)]
+        with self._through(tmp_path) as (proxy, destination):
+            proxy.break_next(fault, self.trigger)
+            assert {o.kind for o in destination.write(chunk)} == {"ok"}
+            assert proxy.broken == 1
+        self._holds(tmp_path, chunk)
 
 
 class TestVectors(VectorSuite):

@@ -74,6 +74,10 @@ PAGE: Final = 500
 LOST_CODES: Final = frozenset({2, 14})
 """Codes of the client's errors for a server that does not answer."""
 
+_CONNECTION: Final = {"grpc.keepalive_time_ms": 300_000, "grpc.keepalive_permit_without_calls": 0}
+"""Options of connections: some servers close one that asks every ten seconds whether it is alive, as the client does by
+itself."""
+
 _IDENTITY: Final = "ferryman.identity"
 _METRICS: Final[Mapping[Metric, str]] = {"cosine": "COSINE", "l2": "L2", "dot": "IP"}
 _OWN: Final = ("id", "sequence", "delivery_hash", "text", "fields", "filters", "vectors", "deleted_at", "ferryman")
@@ -442,7 +446,9 @@ class Milvus(VectorDestination):
             from pymilvus import MilvusClient
 
             logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it prints each error with its stack
-            return MilvusClient(uri, token=token, db_name=self.database, timeout=REQUEST_S)
+            return MilvusClient(
+                uri, token=token, db_name=self.database, timeout=REQUEST_S, grpc_options=_CONNECTION, dedicated=True
+            )
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
