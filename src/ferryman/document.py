@@ -28,7 +28,20 @@ from ferryman.errors import (
 
 Operation = Literal["upsert", "delete"]
 
-_encode = msgspec.json.Encoder(order="sorted").encode
+
+def _plain_array(value: Any) -> Any:
+    """Return an array of NumPy or Arrow, or a value out of one, as lists and numbers.
+
+    Raises:
+        NotImplementedError: it is something else, which JSON cannot hold.
+    """
+    convert = getattr(value, "tolist", None) or getattr(value, "as_py", None)
+    if convert is None or type(value).__module__.partition(".")[0] not in ("numpy", "pyarrow"):
+        raise NotImplementedError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return convert()
+
+
+_encode = msgspec.json.Encoder(order="sorted", enc_hook=_plain_array).encode
 
 
 class RereadRequest(NamedTuple):
@@ -459,7 +472,9 @@ def json_problem(value: Any, levels: int = limits.NESTED) -> str:
     elif kind is list or isinstance(value, _SEQUENCE_TYPES):
         inner = value
     else:
-        plain = msgspec.to_builtins(value, str_keys=True)  # dates, dataclasses and whatever else msgspec knows
+        plain = msgspec.to_builtins(
+            value, str_keys=True, enc_hook=_plain_array
+        )  # dates, dataclasses and whatever else msgspec knows
         return "" if type(plain) is kind else json_problem(plain, levels)
     if not levels:
         return _TOO_DEEP
@@ -478,7 +493,7 @@ def replace_nan(fields: dict[str, Any]) -> None:
             if value - value != 0:
                 fields[name] = None
         elif type(value) not in _SCALAR_TYPES and json_problem(value, limits.NESTED - 1).endswith(_NOT_A_NUMBER):
-            fields[name] = _without_nan(msgspec.to_builtins(value, str_keys=True))
+            fields[name] = _without_nan(msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_array))
 
 
 def _without_nan(value: Any) -> Any:

@@ -310,6 +310,16 @@ class Destination:
         """
         raise NotImplementedError
 
+    def maintain(self) -> list[str]:
+        """Do what is better done once than with each chunk: build an index, compact files. Return a line about each
+        thing that was done.
+
+        Called in the driver, after a run or a round of an endless run has delivered what it could, also if that was
+        nothing: the last process may have been killed before it was called. Workers do not write meanwhile, unless
+        those of a killed driver go on. It may take long; if it raises, the run goes on and says so.
+        """
+        return []
+
     def forgets(self, context: DestinationContext) -> bool:
         """Return whether it may have removed what it received, as a queue does that is trimmed. Then nobody can tell
         whether a delivery that ``inventory`` lacks was lost."""

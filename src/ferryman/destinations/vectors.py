@@ -16,11 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+
+import msgspec
 
 from ferryman.destinations.base import Delivery, Destination, Outcome, printable_id
 from ferryman.destinations.queries import Hit
-from ferryman.errors import BadDocument, UsageError, safe_repr
+from ferryman.document import is_text
+from ferryman.errors import BadDocument, Misconfigured, UsageError, safe_repr
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +34,10 @@ IndexKind = Literal["hnsw"]
 
 Scalar = str | int | float | bool
 Where = Mapping[str, Scalar | Sequence[Scalar]]
-"""Filter: field -> value, or values. See ``read_filter``."""
+"""Filter as it is given: field -> value, or values. See ``read_filter``."""
+
+Filter = Mapping[str, tuple[Scalar, ...]]
+"""Filter as ``read_filter`` returns it."""
 
 MOST_DIMENSIONS: Final = 16_000
 """Dimensions that any of the stores can hold."""
@@ -49,12 +55,19 @@ class VectorField:
         index: "hnsw": an index that finds nearly all of the nearest without a look at each vector. None: what the
             store does by itself, which may be a look at each vector.
         type: of the stored numbers; "float16" halves the space, where the store has it.
+        model: name of the model that makes the vectors. A store remembers it, and refuses a plan that names another:
+            vectors of two models cannot be compared, though they may have the same dimensions.
     """
 
     dimensions: int
     metric: Metric = "cosine"
     index: IndexKind | None = None
     type: NumberType = "float32"
+    model: str = ""
+
+    def remembered(self) -> dict[str, Any]:
+        """Return what a store keeps of the declaration, as JSON values, to compare it with later ones."""
+        return {"dimensions": self.dimensions, "model": self.model}
 
 
 Declaration = Mapping[str, int | VectorField]
@@ -85,6 +98,32 @@ def declaration_findings(vectors: Declaration | None) -> Iterator[str]:
         ):
             if value not in known:
                 yield f"{where}: {option}={safe_repr(value)}: use {' or '.join(map(repr, known))}"
+
+
+def check_remembered(where: str, name: str, field: VectorField, there: Mapping[str, Any], container: str) -> None:
+    """Check that a store was made for vectors like these.
+
+    Args:
+        there: ``remembered`` of the declaration that it was made with.
+        container: argument that names the store: "table", "index".
+
+    Raises:
+        Misconfigured: for another number of dimensions or another model, with the way on.
+    """
+    ours = field.remembered()
+    for what, of in (("dimensions", "dimensions"), ("model", "vectors of the model")):
+        before, now = there.get(what), ours[what]
+        if before and now and before != now:
+            raise Misconfigured(
+                f"{where}: {safe_repr(name)} has {_worded(of, before)} there, the plan says {_worded(of, now)}, and "
+                "the two cannot be compared. Give the plan a higher version and this destination another "
+                f"{container}=, and run it with --from-version: all documents are written there, and the {container} "
+                "that is there can be searched until the new one is complete."
+            )
+
+
+def _worded(of: str, value: Any) -> str:
+    return f"{value} {of}" if of == "dimensions" else f"{of} {value}"
 
 
 def _is_int(value: object) -> bool:
@@ -130,6 +169,7 @@ def read_vector(value: Any, name: str, field: VectorField) -> np.ndarray[Any, An
         raise BadDocument(f"{where} holds NaN or infinity at place {int(np.argmin(np.isfinite(numbers)))}.")
     with np.errstate(over="ignore"):
         vector = numbers.astype(np.float16 if field.type == "float16" else np.float32).astype(np.float32)
+    vector += 0  # no -0.0: stores differ in whether they keep the sign
     if not np.isfinite(vector).all():
         raise BadDocument(f"{where} holds a number that is too large for {field.type}.")
     if field.metric == "cosine" and not vector.any():
@@ -189,8 +229,10 @@ class VectorDestination(Destination):
 
     vectors: Mapping[str, VectorField] = {}
 
-    has_full_text: ClassVar[bool] = False
-    """True: ``hybrid`` finds words, too."""
+    @property
+    def has_full_text(self) -> bool:
+        """Return whether ``hybrid`` can be asked."""
+        return False
 
     def nearest(self, field: str, vector: Sequence[float], limit: int = 10, where: Where | None = None) -> list[Hit]:
         """Return the documents whose vectors are nearest, the best first: ``limit`` of them where there are so many.
@@ -256,12 +298,12 @@ def read_filter(where: Where | None) -> dict[str, tuple[Scalar, ...]]:
     read = {}
     for name, value in (where or {}).items():
         values = tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not is_text(name):
             raise UsageError(f"the filter names a field {safe_repr(name)}: give its name as text.")
         if not values:
             raise UsageError(f"the filter on {safe_repr(name)} has no value: nothing could fit it.")
         for each in values:
-            if not isinstance(each, str | int | float) or each != each:
+            if not _is_comparable(each):
                 raise UsageError(
                     f"the filter on {safe_repr(name)} has the value {safe_repr(each)}: give text, a number, True or "
                     "False, or a list of these."
@@ -270,7 +312,17 @@ def read_filter(where: Where | None) -> dict[str, tuple[Scalar, ...]]:
     return read
 
 
-def fits(fields: Mapping[str, Any], wanted: Mapping[str, tuple[Scalar, ...]]) -> bool:
+def _is_comparable(value: object) -> bool:
+    if isinstance(value, str):
+        return is_text(value)
+    return isinstance(value, int | float) and abs(value) < _LARGEST
+
+
+_LARGEST: Final = 2.0**63
+"""Size from which no number is compared: stores have integers of 64 bit."""
+
+
+def fits(fields: Mapping[str, Any], wanted: Filter) -> bool:
     """Return whether a document with these fields fits a filter of ``read_filter``: the rule in Python, by which stores
     are tested, and for those that cannot filter by themselves."""
     for name, values in wanted.items():
@@ -300,6 +352,23 @@ def score_of(metric: Metric, distance: float) -> float:
         case _:
             return 1 / (1 + distance)
 
+
+def hit_of(
+    id: str, title: Any, text: str | None, fields: str | bytes | None, distance: float, *, metric: Metric
+) -> Hit:
+    """Return a stored document and its distance from the question as a hit.
+
+    Args:
+        fields: as JSON.
+        distance: see ``score_of``.
+    """
+    content = {} if fields is None else msgspec.json.decode(fields)
+    shown = None if title is None else str(title)
+    return Hit(id, shown, "", distance, score_of(metric, distance), content, text)
+
+
+FUSED: Final = 50
+"""Hits of each ranking that are looked at to fuse them, at least."""
 
 RANK_CONSTANT: Final = 60
 """Constant of reciprocal ranks, as in the paper that proposed them (Cormack, Clarke, Büttcher 2009): with it no single

@@ -144,7 +144,10 @@ class Run:
         return not (scan and self._listing_incomplete)
 
     def report(self) -> None:
-        """Report hints at mistakes in the plan, and send notifications, see ``notify``."""
+        """Have destinations maintain what they hold, report hints at mistakes in the plan, and send notifications, see
+        ``notify``."""
+        for line in self._dispatcher.maintain():
+            self._add_message_once(line)
         for hint in self._nodes.hints():
             self._add_message_once(hint)
         self.notify()

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, get_args
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
 
 import sqlalchemy as sa
 
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
+from ferryman.destinations.base import Delivery, DestinationContext, Effect, Facts, Outcome
+from ferryman.destinations.queries import Hit, parse_query
 from ferryman.destinations.sql.backends import BACKENDS, dialect_of
 from ferryman.destinations.sql.dialect import Dialect, Writer
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
 from ferryman.destinations.stored import Stored
+from ferryman.destinations.vectors import (
+    FUSED,
+    Declaration,
+    Filter,
+    VectorDestination,
+    Where,
+    declaration_findings,
+    fuse_ranks,
+    read_filter,
+    read_question,
+    read_vectors,
+    vector_fields,
+)
 from ferryman.errors import Misconfigured, PlanError, UsageError
 from ferryman.net import databases
+
+if TYPE_CHECKING:
+    import numpy as np
 
 REFUSED: Final = "the database refuses it"
 """Beginning of the reasons of refused deliveries: without the id, so that equal faults have equal texts."""
 
 
-class Sql(Destination):
+class Sql(VectorDestination):
     """Writes documents into a table, which is made if it is not there. SQLite and PostgreSQL.
 
     ``Sql("sqlite:///index.db", columns={"title": "title"}, full_text=["title", "text"])`` keeps one row per id, the
@@ -52,6 +70,9 @@ class Sql(Destination):
         columns: column name -> field to copy into it: numbers and text as they are, lists and dicts as JSON text.
             PostgreSQL makes them ``text``; give one another type (``ALTER TABLE … ALTER COLUMN … TYPE integer``), and
             values are read as that.
+        vectors: field -> dimensions, or a ``VectorField``, of fields that hold a vector; ``nearest`` and ``hybrid`` ask
+            for them. PostgreSQL needs its extension pgvector: a column of the field's name. SQLite keeps them in
+            ``<table>_vectors``, and compares a question with each of them (``pip install 'ferryman[vectors]'``).
         full_text: columns to search (FTS5 on SQLite, a GIN index over a generated column ``fts`` on PostgreSQL). An
             index that another Sql made for the table is kept right in any case.
 
@@ -83,13 +104,15 @@ class Sql(Destination):
         mode: Mode = "upsert",
         columns: Mapping[str, str] | None = None,
         full_text: Sequence[str] | None = None,
+        vectors: Declaration | None = None,
     ) -> None:
         """Raises ``PlanError`` with everything that is wrong with the arguments."""
         self.columns = dict(columns or {})
         self.full_text = tuple([full_text] if isinstance(full_text, str) else full_text or ())
         self.table = table
         self.mode: Mode = mode
-        if findings := list(self._findings(url)):
+        self.vectors = vector_fields(vectors) if isinstance(vectors, Mapping) else {}
+        if findings := [*declaration_findings(vectors), *self._findings(url)]:
             raise PlanError([f"Sql(table={table!r}): {finding}" for finding in findings])
         self.url = databases.with_password(databases.parse_url(url))
         self._writer: Writer | None = None
@@ -107,6 +130,7 @@ class Sql(Destination):
                 dialect = dialect_of(parsed)
                 reserved |= set(dialect.reserved)
                 yield from dialect.argument_findings(parsed, self.table, self.full_text, self.columns)
+                yield from dialect.vector_findings(self.vectors, self.table)
         if self.mode not in get_args(Mode):
             yield f"mode={self.mode!r}: use 'upsert' or 'append'"
         if not self.table:
@@ -116,6 +140,12 @@ class Sql(Destination):
                 yield f"columns: {name!r} is the name of one of Sql's own columns; give the field another column name"
         if len({name.lower() for name in self.columns}) < len(self.columns):
             yield "columns: two names differ only in case, which SQL does not see"
+        if self.vectors and self.mode == "append":
+            yield "vectors: mode='append' keeps old versions of documents, which a question would find: use 'upsert'"
+        taken = reserved | set(map(str.lower, self.columns)) | {"id"}
+        for name in self.vectors:
+            if isinstance(name, str) and name.lower() in taken:
+                yield f"vectors: {name!r} is the name of another column; give the field another name in a step"
         known = {*(name for name, _, _ in STANDARD), *self.columns}
         for name in self.full_text:
             if name not in known:
@@ -146,7 +176,7 @@ class Sql(Destination):
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.table, self.mode, self.columns, self._dialect.column_types)
+        return Layout(self.table, self.mode, self.columns, self._dialect.column_types, self.vectors)
 
     def target(self) -> str:
         return f"{self._dialect.place(self._url)}#{self.table}"
@@ -204,6 +234,11 @@ class Sql(Destination):
         with self._dialect.translated_errors(self.target()):
             yield from self._dialect.inventory(self._url, self._layout, ids)
 
+    def maintain(self) -> list[str]:
+        """Build indexes over vectors, if they are not there and there are rows."""
+        with self._dialect.translated_errors(self.target()):
+            return self._dialect.maintain(self._url, self._layout, self.target())
+
     def open(self, context: DestinationContext) -> None:
         with self._dialect.translated_errors(self.target()):
             self._writer = self._dialect.writer(self._url, self._layout)
@@ -219,7 +254,55 @@ class Sql(Destination):
             raise Misconfigured(f"{self.target()}: write before open")
         dialect = self._dialect
         with dialect.translated_errors(self.target()):
-            return _write_or_split(self._writer, chunk, dialect)
+            if not self.vectors:
+                return _write_or_split(self._writer, chunk, dialect)
+            outcomes: list[Outcome | None] = [None] * len(chunk)
+            rows = read_vectors(chunk, self.vectors, outcomes)
+            written = _write_or_split(self._writer, rows.deliveries, dialect)
+        for position, outcome in zip(rows.positions, written, strict=True):
+            outcomes[position] = outcome
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    @property
+    def has_full_text(self) -> bool:
+        """Return whether it has a full-text index."""
+        return bool(self.full_text)
+
+    def nearest(self, field: str, vector: Sequence[float], limit: int = 10, where: Where | None = None) -> list[Hit]:
+        with self._asked(field, vector, where) as (dialect, connection, question, wanted):
+            return dialect.nearest(connection, self._layout, field, question, limit, wanted) if limit > 0 else []
+
+    def hybrid(
+        self, text: str, field: str, vector: Sequence[float], limit: int = 10, where: Where | None = None
+    ) -> list[Hit]:
+        """Fuse the ranks of words and of vectors, see ``VectorDestination.hybrid``.
+
+        Raises:
+            UsageError: also if the table has no full-text index.
+        """
+        query, depth = parse_query(text), max(limit, FUSED)
+        with self._asked(field, vector, where) as (dialect, connection, question, wanted):
+            if not dialect.is_indexed(connection, self.table):
+                raise UsageError(
+                    f"{self.target()}: the table has no full-text index: give the plan full_text=['text']."
+                )
+            near = dialect.nearest(connection, self._layout, field, question, depth, wanted)
+            found = dialect.find(connection, self.table, query, depth, ("", ""), wanted) if query else []
+        return fuse_ranks(near, found, limit=max(limit, 0))
+
+    @contextmanager
+    def _asked(
+        self, field: str, vector: Any, where: Where | None
+    ) -> Iterator[tuple[Dialect, sa.Connection, np.ndarray[Any, Any], Filter]]:
+        """Open a reader for a question, and read the question itself."""
+        question, wanted, dialect = read_question(self.vectors, field, vector), read_filter(where), self._dialect
+        with dialect.translated_errors(self.target()):
+            engine = dialect.open_vector_reader(self._url)
+            try:
+                with engine.connect() as connection:
+                    yield dialect, connection, question, wanted
+            finally:
+                engine.dispose()
 
     def close(self) -> None:
         writer, self._writer = self._writer, None

@@ -9,6 +9,7 @@ The methods of a dialect are called in this order:
     Writer.close()
     inventory(…)           ``ferryman verify``: the rows, as they read back
     open_reader, find      ``ferryman search``
+    open_vector_reader, nearest    questions with a vector
 
 Errors of the database are raised as they are; ``explain`` converts them. A dialect has no state.
 """
@@ -16,9 +17,9 @@ Errors of the database are raised as they are; ``explain`` converts them. A dial
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import sqlalchemy as sa
 
@@ -26,7 +27,11 @@ from ferryman.destinations.base import Delivery, Outcome
 from ferryman.destinations.queries import Hit, Query
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.destinations.stored import Stored
+from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Writer(ABC):
@@ -101,9 +106,41 @@ class Dialect(ABC):
     def is_indexed(self, connection: sa.Connection, table: str) -> bool:
         """Return whether this table has a full-text index."""
 
+    def vector_findings(self, vectors: Mapping[str, VectorField], table: str) -> Iterator[str]:
+        """Yield a text for each declared vector that the database cannot hold, with the remedy."""
+        yield from ()
+
+    def maintain(self, url: sa.URL, layout: Layout, where: str) -> list[str]:
+        """Do what is better done once after a load than with each chunk; return a line about each thing done."""
+        return []
+
     @abstractmethod
-    def find(self, connection: sa.Connection, table: str, query: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
-        """Return the rows that match the query, best first, of a table that has an index."""
+    def open_vector_reader(self, url: sa.URL) -> sa.Engine:
+        """Return an engine as ``open_reader`` does, with the functions that compare vectors."""
+
+    @abstractmethod
+    def nearest(
+        self,
+        connection: sa.Connection,
+        layout: Layout,
+        field: str,
+        question: np.ndarray[Any, Any],
+        limit: int,
+        wanted: Filter,
+    ) -> list[Hit]:
+        """Return the rows with the nearest vectors, best first."""
+
+    @abstractmethod
+    def find(
+        self,
+        connection: sa.Connection,
+        table: str,
+        query: Query,
+        limit: int,
+        mark: tuple[str, str],
+        wanted: Filter | None = None,
+    ) -> list[Hit]:
+        """Return the rows that match the query and fit the filter, best first, of a table that has an index."""
 
     @contextmanager
     def translated_errors(self, where: str) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -11,6 +11,8 @@ import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery
 from ferryman.destinations.stored import Stored, canonical_fields, canonical_json, content_hash, is_same_value
+from ferryman.destinations.vectors import VectorField, check_remembered, read_vector
+from ferryman.document import encode_fields
 from ferryman.errors import Misconfigured
 from ferryman.net import databases
 
@@ -52,12 +54,16 @@ class ColumnTypes(NamedTuple):
         json: of ``route`` and ``fields``.
         keeps_text: whether text and JSON are stored as they are written; False: JSON is parsed and printed again, and
             there are no NULs.
+        vector: type of a column for vectors; None: they are in a table of their own.
+        vector_text: the text of a vector's float32 bytes that such a column is written as.
     """
 
     field: sa.types.TypeEngine[Any]
     key: sa.types.TypeEngine[Any]
     json: sa.types.TypeEngine[Any]
     keeps_text: bool
+    vector: Callable[[VectorField], sa.types.TypeEngine[Any]] | None = None
+    vector_text: Callable[[bytes], str] = bytes.hex
 
 
 RESERVED: Final = (*(name for name, _, _ in STANDARD), "operation")
@@ -75,10 +81,22 @@ class Layout:
         key: the column that is unique: ``id`` (upsert: a row an id), ``delivery_hash`` (append: a row per delivery).
         appends: a row per delivery.
         names: the columns that are written, in the order of ``rows``.
-        field_columns: the last of them, which fields are copied to.
+        field_columns: those of them that fields are copied to.
+        vectors: fields that hold a vector, which is not in ``fields``, and in a column only if the dialect has a type
+            for it: then these are the last of ``names``.
     """
 
-    def __init__(self, table: str, mode: Mode, columns: Mapping[str, str], types: ColumnTypes) -> None:
+    def __init__(
+        self,
+        table: str,
+        mode: Mode,
+        columns: Mapping[str, str],
+        types: ColumnTypes,
+        vectors: Mapping[str, VectorField] | None = None,
+    ) -> None:
+        self.vectors = dict(vectors or {})
+        self.vector_columns = tuple(self.vectors) if types.vector else ()
+        self._vector_text = types.vector_text
         self.appends = mode == "append"
         self.key = "delivery_hash" if self.appends else "id"
         self._keeps_text = types.keeps_text
@@ -99,6 +117,7 @@ class Layout:
             *(sa.Column(n, standard[kind], nullable=null, primary_key=n == self.key) for n, kind, null in STANDARD),
             *((sa.Column("operation", sa.Text(), nullable=False),) if self.appends else ()),
             *(sa.Column(name, types.field) for name in columns),
+            *(sa.Column(name, types.vector(self.vectors[name])) for name in self.vector_columns if types.vector),
         )
         self.tombstones = sa.Table(
             name + TOMBSTONES,
@@ -115,8 +134,8 @@ class Layout:
         )
         self.names = tuple(column.name for column in self.documents.columns)
 
-    def create(self, connection: sa.Connection, where: str) -> None:
-        """Create the tables that do not exist.
+    def create(self, connection: sa.Connection, where: str) -> bool:
+        """Create the tables that do not exist; return whether the one for documents is new.
 
         Raises:
             Misconfigured: an existing table does not fit.
@@ -129,13 +148,28 @@ class Layout:
         with databases.without_warnings():
             self._check(connection, where)
         self._identify(connection, is_new=is_new)
+        self._remember_vectors(connection, where)
+        return is_new
+
+    def _remember_vectors(self, connection: sa.Connection, where: str) -> None:
+        """Note for which vectors the table was made, or compare with the note."""
+        notes = self.identities
+        for name, field in self.vectors.items():
+            key = f"{self.documents.name}#{name}"
+            there = connection.scalar(sa.select(notes.c.id).where(notes.c.name == key))
+            if there is not None:
+                check_remembered(where, name, field, _decode_json(there), "table")
+            else:
+                note = _json(field.remembered()).decode()
+                connection.execute(sa.insert(notes).values(name=key, id=note))
 
     def _identify(self, connection: sa.Connection, *, is_new: bool) -> None:
         """Give the table an identity, if it is new or has none."""
         self.identities.create(connection, checkfirst=True)
         name = self.identities.c.name == self.documents.name
         if is_new:
-            connection.execute(sa.delete(self.identities).where(name))
+            notes = self.identities.c.name.startswith(f"{self.documents.name}#", autoescape=True)
+            connection.execute(sa.delete(self.identities).where(name | notes))
         if is_new or connection.execute(sa.select(self.identities.c.id).where(name)).first() is None:
             connection.execute(sa.insert(self.identities).values(name=self.documents.name, id=uuid.uuid4().hex))
 
@@ -158,30 +192,57 @@ class Layout:
         rows: Iterator[tuple[Any, ...]] = map(self._row, chunk)
         if self._extra:
             rows = ((*row, *self._field_values(d)) for row, d in zip(rows, chunk, strict=True))
+        if self.vector_columns:
+            rows = ((*row, *self._vector_texts(d)) for row, d in zip(rows, chunk, strict=True))
         return rows
+
+    def _vector_texts(self, delivery: Delivery) -> Iterator[str | None]:
+        vectors = self.vectors_of(delivery)
+        return (self._vector_text(vectors[name]) if name in vectors else None for name in self.vector_columns)
+
+    def vectors_of(self, delivery: Delivery) -> dict[str, bytes]:
+        """Return field -> vector as float32 bytes; fields without one are left out.
+
+        Raises:
+            BadDocument: a value is not such a vector.
+        """
+        if delivery.operation == "delete":
+            return {}
+        vectors = {name: read_vector(delivery.fields.get(name), name, field) for name, field in self.vectors.items()}
+        return {name: vector.tobytes() for name, vector in vectors.items() if vector is not None}
 
     def _row(self, d: Delivery) -> tuple[Any, ...]:
         """Return the values of the standard columns."""
-        fields, text = d._fields_json, None if d.raw is None else d.text()
+        text = None if d.raw is None else d.text()
+        vectors: dict[str, bytes] = {}
         if self.appends and d.operation == "delete":
             fields, text = b"", None
+        elif self.vectors:
+            fields = encode_fields({name: value for name, value in d.fields.items() if name not in self.vectors})
+            vectors = self.vectors_of(d)
+        else:
+            fields = d._fields_json
         route = _json(d.route).decode() if d.route else "[]"
         names = (d.id, d.parent_id, d.origin_id, d.source, d.version, d.sequence, d.hash, route)
-        row = (*names, text, fields.decode() or None, self._content_hash(names, d.operation, text, fields))
+        row = (*names, text, fields.decode() or None, self._content_hash(names, d.operation, text, fields, vectors))
         return (*row, d.operation) if self.appends else row
 
-    def _content_hash(self, names: tuple[Any, ...], operation: str, text: str | None, fields: bytes) -> str:
+    def _content_hash(
+        self, names: tuple[Any, ...], operation: str, text: str | None, fields: bytes, vectors: Mapping[str, bytes]
+    ) -> str:
         """Return the value of the column ``content_hash``.
 
         Args:
             names: values of the columns before ``text``; ``route`` as JSON without blanks.
             fields: JSON with sorted keys; b"" for NULL.
+            vectors: those that there are, so that a row without has the hash that it had before there were any.
         """
+        numbers = [part for name in sorted(vectors) for part in (name, vectors[name])]
         if self._keeps_text:
-            return content_hash(*names, operation, text, fields)
+            return content_hash(*names, operation, text, fields, *numbers)
         if text is not None and "\0" in text:
             text = text.replace("\0", "\ufffd")
-        return content_hash(*names, operation, text, canonical_fields(fields))
+        return content_hash(*names, operation, text, canonical_fields(fields), *numbers)
 
     def columns_to_read(self, there: Collection[str]) -> tuple[str, ...]:
         """Return the columns that can be read: all, or without ``content_hash`` of a table that is older than it.
@@ -195,32 +256,41 @@ class Layout:
             raise Misconfigured(f"{self.table}: the table has no column {', '.join(others)}: was it made by Ferryman?")
         return tuple(name for name in self.names if name not in missing)
 
-    def stored(self, row: Sequence[Any], types: Sequence[bool]) -> Stored:
+    def stored(
+        self, row: Sequence[Any], types: Sequence[bool], vectors: Mapping[str, bytes | None] | None = None
+    ) -> Stored:
         """Return what a row holds.
 
         Args:
             row: values of the columns ``names``, JSON as text.
             types: of each column of ``columns=``, whether it has text as it was written.
+            vectors: of each field that holds a vector, the bytes as float32; None: it has none.
         """
         *names, text, fields, written_hash = row[: len(STANDARD)]
         operation = row[len(STANDARD)] if self.appends else "upsert"
         id, _, _, source, version, _, delivery_hash, route = names
         try:
             branches = tuple(map(_as_text, _decode_json(route)))
+            intact = None
             if not self._keeps_text:
                 names[-1] = _json(branches).decode()
-            intact = None if written_hash is None else self._is_intact(names, operation, text, fields, written_hash)
+            numbers = [x for name, v in sorted((vectors or {}).items()) if v is not None for x in (name, v)]
+            if written_hash is not None:
+                intact = self._hash_of_stored(names, operation, text, fields, numbers) == written_hash
             if intact and self._extra:
-                intact = self._has_same_columns(fields, row[len(self.names) - len(self._extra) :], types)
+                end = len(self.names) - len(self.vector_columns)
+                intact = self._has_same_columns(fields, row[end - len(self._extra) : end], types)
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):  # not what we wrote
             branches, intact = (), False
         if not intact:
             id, delivery_hash, source, version = map(_as_text, (id, delivery_hash, source, version))
         return Stored(id, delivery_hash, intact, source, version, branches)
 
-    def _is_intact(self, names: list[Any], operation: str, text: str | None, fields: str | None, written: str) -> bool:
+    def _hash_of_stored(
+        self, names: list[Any], operation: str, text: str | None, fields: str | None, numbers: list[str | bytes]
+    ) -> str:
         json = b"" if fields is None else fields.encode() if self._keeps_text else canonical_json(fields.encode())
-        return content_hash(*names, operation, text, json) == written
+        return content_hash(*names, operation, text, json, *numbers)
 
     def _has_same_columns(self, fields: str | None, values: Sequence[Any], types: Sequence[bool]) -> bool:
         """Return whether the columns of ``columns=`` have the values of their fields."""
@@ -249,7 +319,10 @@ class Layout:
             quoted = connection.dialect.identifier_preparer.format_table(self.documents)
             connection.exec_driver_sql(f"ALTER TABLE {quoted} ADD COLUMN {CONTENT_HASH} TEXT".replace("%", "%%"))
             there.add(CONTENT_HASH)
-        if missing := [column for column in self.names if column.lower() not in there]:
+        missing = [column for column in self.names if column.lower() not in there]
+        if vectors := [name for name in missing if name in self.vector_columns]:
+            raise made_without_vectors(where, vectors)
+        if missing:
             add = "; ".join(f"ALTER TABLE {self.table} ADD COLUMN {self._column_ddl(c, connection)}" for c in missing)
             raise Misconfigured(
                 f"{where}: the table is there, but has no column {', '.join(missing)}. Give another table=, "
@@ -269,6 +342,15 @@ class Layout:
     def _column_ddl(self, name: str, connection: sa.Connection) -> str:
         """Return the definition of a column for ALTER TABLE."""
         return f"{name} {self.documents.columns[name].type.compile(connection.dialect)}".rstrip()
+
+
+def made_without_vectors(where: str, names: Sequence[str]) -> Misconfigured:
+    """Return the error for a table whose documents were written without these vectors."""
+    return Misconfigured(
+        f"{where}: the table is there, and was made without vectors of {', '.join(names)}. Give the plan a higher "
+        "version and this destination another table=, and run it with --from-version: all documents are written there, "
+        "and the table that is there can be searched meanwhile."
+    )
 
 
 def _as_text(value: Any) -> str:

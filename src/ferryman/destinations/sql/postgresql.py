@@ -21,9 +21,9 @@ import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psycopg
@@ -34,13 +34,17 @@ from sqlalchemy.exc import DBAPIError
 
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.queries import SNIPPET_WORDS, Hit, Query, Term
-from ferryman.destinations.sql import dialect
+from ferryman.destinations.sql import dialect, pgvector
 from ferryman.destinations.sql.dialect import Dialect, index_mismatch
 from ferryman.destinations.sql.layout import TOMBSTONES, ColumnTypes, Layout
 from ferryman.destinations.stored import Stored, without_nul
+from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable
 from ferryman.net import databases
 from ferryman.net.faults import database_fault
+
+if TYPE_CHECKING:
+    import numpy as np
 
 TRIES: Final = 5
 """Attempts to write a chunk in conflict with other writers, each of which lets one of them succeed."""
@@ -271,14 +275,14 @@ def create(connection: sa.Connection, table: str, columns: Sequence[str]) -> Non
         connection.exec_driver_sql(statement.replace("%", "%%"))
 
 
-def find(connection: sa.Connection, table: str, asked: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
-    """Return the rows that match the query, best first."""
-    schema, _, name = table.rpartition(".")
-    with databases.without_warnings():
-        there = {column["name"] for column in sa.inspect(connection).get_columns(name, schema or None)}
+def find(
+    connection: sa.Connection, table: str, asked: Query, limit: int, mark: tuple[str, str], wanted: Filter
+) -> list[Hit]:
+    """Return the rows that match the query and fit the filter, best first."""
     snippet_columns = ", ".join(f"{_in_text(quoted(name))}::text" for name in columns_of(connection, table) or ())
-    title = quoted("title") + "::text" if "title" in there else "NULL"
+    title = _title_sql(connection, table)
     query, values = _query(asked)
+    condition, filter_values = pgvector.filter_sql(wanted)
     rows = connection.execute(
         sa.text(
             f"""
@@ -286,15 +290,24 @@ def find(connection: sa.Connection, table: str, asked: Query, limit: int, mark: 
             found AS (
                 SELECT id, {title} AS title, left(concat_ws(' … ', {snippet_columns}), {_SNIPPET_CHARACTERS}) AS text,
                     ts_rank({COLUMN}, query) AS rank
-                FROM {_in_text(quoted_table(table))}, asked WHERE {COLUMN} @@ query ORDER BY rank DESC, id LIMIT :limit
+                FROM {_in_text(quoted_table(table))} AS d, asked WHERE {COLUMN} @@ query AND {condition}
+                ORDER BY rank DESC, id LIMIT :limit
             )
             SELECT id, title, ts_headline('simple', text, query || typed, :options), rank FROM found, asked
             ORDER BY rank DESC, id
             """
         ),
-        values | {"limit": limit, "options": _options()},
+        values | filter_values | {"limit": limit, "options": _options()},
     )
     return [Hit(id, title, _apply_marks(snippet, mark), -rank) for id, title, snippet, rank in rows]
+
+
+def _title_sql(connection: sa.Connection, table: str) -> str:
+    """Return SQL of a table's title: of its column of that name, if it has one."""
+    schema, _, name = table.rpartition(".")
+    with databases.without_warnings():
+        there = {column["name"] for column in sa.inspect(connection).get_columns(name, schema or None)}
+    return quoted("title") + "::text" if "title" in there else "NULL"
 
 
 def quoted(name: str) -> str:
@@ -382,7 +395,14 @@ class PostgreSQL(Dialect):
     """Dialect of PostgreSQL: any number of writers; a generated column and a GIN index for full text."""
 
     single_writer = False
-    column_types = ColumnTypes(field=sa.Text(), key=sa.Text(collation="C"), json=JSONB(), keeps_text=False)
+    column_types = ColumnTypes(
+        field=sa.Text(),
+        key=sa.Text(collation="C"),
+        json=JSONB(),
+        keeps_text=False,
+        vector=pgvector.VectorColumn,
+        vector_text=pgvector.number_text,
+    )
     reserved = (COLUMN,)
 
     def argument_findings(
@@ -414,7 +434,10 @@ class PostgreSQL(Dialect):
             # The first of several drivers makes everything, the others wait and find it.
             lock = sa.text("SELECT pg_advisory_xact_lock(:locks, hashtext(:table))")
             connection.execute(lock, {"locks": LOCKS, "table": layout.table})
-            layout.create(connection, where)
+            if layout.vectors:
+                pgvector.locate(connection, layout, where, create=True)
+            if not layout.create(connection, where) and layout.vectors:
+                pgvector.check_columns(connection, layout, where)
             if columns:
                 self._index(connection, layout.table, columns, where)
 
@@ -436,7 +459,8 @@ class PostgreSQL(Dialect):
             if not declared:
                 return
             types = dict(declared)
-            there, printed = layout.columns_to_read(types), {"route", "fields", *layout.field_columns}
+            there = layout.columns_to_read(types)
+            printed = {"route", "fields", *layout.field_columns, *layout.vector_columns}
             names = ", ".join(
                 f"{quoted(name)}{'::text' if name in printed else ''}" if name in there else "NULL"
                 for name in layout.names
@@ -449,7 +473,8 @@ class PostgreSQL(Dialect):
                 cursor.execute(f"{query.replace('%', '%%')} WHERE id = ANY(%s)".encode(), [list(ids)])
             while rows := cursor.fetchmany(_ROWS):
                 for row in rows:
-                    yield layout.stored(row, keep_text)
+                    texts = zip(layout.vector_columns, row[len(row) - len(layout.vector_columns) :], strict=True)
+                    yield layout.stored(row, keep_text, {name: pgvector.number_bytes(text) for name, text in texts})
 
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
         return explain(error, where)
@@ -460,8 +485,39 @@ class PostgreSQL(Dialect):
     def is_indexed(self, connection: sa.Connection, table: str) -> bool:
         return columns_of(connection, table) is not None
 
-    def find(self, connection: sa.Connection, table: str, asked: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
-        return find(connection, table, asked, limit, mark)
+    def find(
+        self,
+        connection: sa.Connection,
+        table: str,
+        query: Query,
+        limit: int,
+        mark: tuple[str, str],
+        wanted: Filter | None = None,
+    ) -> list[Hit]:
+        return find(connection, table, query, limit, mark, wanted or {})
+
+    def vector_findings(self, vectors: Mapping[str, VectorField], table: str) -> Iterator[str]:
+        return pgvector.declaration_findings(vectors, table, NAME_BYTES)
+
+    def open_vector_reader(self, url: sa.URL) -> sa.Engine:
+        return engine(url, read_only=True)
+
+    def nearest(
+        self,
+        connection: sa.Connection,
+        layout: Layout,
+        field: str,
+        question: np.ndarray[Any, Any],
+        limit: int,
+        wanted: Filter,
+    ) -> list[Hit]:
+        return pgvector.find(connection, layout, field, question, limit, wanted, _title_sql(connection, layout.table))
+
+    def maintain(self, url: sa.URL, layout: Layout, where: str) -> list[str]:
+        if all(field.index is None for field in layout.vectors.values()):
+            return []
+        with engine(url).connect() as connection, connection.begin():
+            return pgvector.build_indexes(connection, layout, where)
 
 
 def _bytes(name: str) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -18,14 +18,18 @@ from sqlalchemy.types import UserDefinedType
 
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.queries import SNIPPET_WORDS, Hit, Query, Term
-from ferryman.destinations.sql import dialect
+from ferryman.destinations.sql import dialect, sqlite_vectors
 from ferryman.destinations.sql.dialect import Dialect, index_mismatch
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.destinations.stored import Stored, slices
+from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable, UsageError
 from ferryman.limits import KIB, MIB
 from ferryman.net import databases
 from ferryman.net.faults import database_fault
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class _NotNew(Exception):
@@ -43,6 +47,7 @@ class SqliteWriter(dialect.Writer):
         self._layout = layout
         self._statements = Statements(layout, numbered=False)
         self._full_text: FullText | None = None
+        self._vectors: sqlite_vectors.VectorTable | None = None
         self._schema: int | None = None
         self._connection = make_engine(url).connect()
 
@@ -70,6 +75,7 @@ class SqliteWriter(dialect.Writer):
             schema = read_schema(self._connection)
             if schema != self._schema:  # the first transaction, or the table got an index meanwhile
                 self._full_text = FullText.of(self._connection, self._layout.table)
+                self._vectors = sqlite_vectors.VectorTable.of(self._connection, self._layout)
                 self._statements = Statements(self._layout, numbered=self._full_text is not None)
                 self._schema = schema
             yield self._connection
@@ -84,6 +90,8 @@ class SqliteWriter(dialect.Writer):
             chunk
         ):
             raise _NotNew
+        if self._vectors is not None:
+            self._vectors.insert(connection, chunk)
 
     def _insert(self, connection: sa.Connection, chunk: list[Delivery]) -> int:
         """Insert and index the rows that are not stored; return their number."""
@@ -114,6 +122,9 @@ class SqliteWriter(dialect.Writer):
         self._delete(connection, layout.tombstones, [d.id for d in upserts if d.id in tombstones])
         if full_text is not None:
             full_text.add(connection, [d.id for d in upserts])
+        if self._vectors is not None:
+            self._vectors.delete(connection, winners)
+            self._vectors.insert(connection, upserts)
         return outcomes
 
     def _tombstones(
@@ -312,7 +323,9 @@ class SQLite(Dialect):
         engine = make_engine(url)
         prepare(engine)
         with engine.connect() as connection, connection.begin():
-            layout.create(connection, where)
+            is_new = layout.create(connection, where)
+            if layout.vectors:
+                sqlite_vectors.prepare(connection, layout, is_new, where)
             if not full_text:
                 return
             index = FullText.of(connection, layout.table)
@@ -333,42 +346,77 @@ class SQLite(Dialect):
                 return
             types = {column[1].lower(): column[2].upper() for column in declared}
             there = layout.columns_to_read(types)
-            names = ", ".join(quoted(name) if name in there else "NULL" for name in layout.names)
-            query = f"SELECT {names} FROM {quoted(layout.table)}"
+            names = ", ".join(f"d.{quoted(name)}" if name in there else "NULL" for name in layout.names)
+            vectors = [n for n in sqlite_vectors.columns_of(connection, layout.table) if n in layout.vectors]
+            more = "".join(f", v.{quoted(name)}" for name in vectors)
+            query = f"SELECT {names}{more} FROM {quoted(layout.table)} AS d"
+            if vectors:
+                query += f" LEFT JOIN {quoted(layout.table + sqlite_vectors.VECTORS)} AS v ON v.id = d.id"
             keep_text = [types[name.lower()] in ("", "TEXT") for name in layout.field_columns]
             database: Any = connection.connection.driver_connection
             database.text_factory = partial(str, encoding="utf-8", errors="replace")
             cursor = connection.connection.cursor()
             for some in ((),) if ids is None else slices(ids, IDS_PER_STATEMENT):
-                where = f" WHERE id IN ({', '.join('?' * len(some))})" if some else ""
+                where = f" WHERE d.id IN ({', '.join('?' * len(some))})" if some else ""
                 cursor.execute(query + where, tuple(some))
                 while rows := cursor.fetchmany(_ROWS):
                     for row in rows:
-                        yield layout.stored(row, keep_text)
+                        numbers = dict(zip(vectors, row[len(layout.names) :], strict=True))
+                        yield layout.stored(row[: len(layout.names)], keep_text, numbers)
 
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
         return explain(error, where)
 
+    def vector_findings(self, vectors: Mapping[str, VectorField], table: str) -> Iterator[str]:
+        return sqlite_vectors.declaration_findings(vectors)
+
+    def open_vector_reader(self, url: sa.URL) -> sa.Engine:
+        return self._open(url, sqlite_vectors.connect)
+
+    def nearest(
+        self,
+        connection: sa.Connection,
+        layout: Layout,
+        field: str,
+        question: np.ndarray[Any, Any],
+        limit: int,
+        wanted: Filter,
+    ) -> list[Hit]:
+        return sqlite_vectors.find(connection, layout, field, question, limit, wanted)
+
     def open_reader(self, url: sa.URL) -> sa.Engine:
+        return self._open(url, sqlite3.connect)
+
+    def _open(self, url: sa.URL, connect: Callable[..., sqlite3.Connection]) -> sa.Engine:
         path = str(url.database)
         if not path.startswith("file:") and not os.path.isfile(path):
             raise UsageError(
                 f"{path}: there is no such file. Give the database that the plan's Sql destination writes."
             )
-        return reader(url) if path.startswith("file:") else reader(_readable_url(url, path))
+        return reader(url if path.startswith("file:") else _readable_url(url, path), connect)
 
     def is_indexed(self, connection: sa.Connection, table: str) -> bool:
         return FullText.of(connection, table) is not None
 
-    def find(self, connection: sa.Connection, table: str, query: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
+    def find(
+        self,
+        connection: sa.Connection,
+        table: str,
+        query: Query,
+        limit: int,
+        mark: tuple[str, str],
+        wanted: Filter | None = None,
+    ) -> list[Hit]:
         known = {column[1] for column in connection.exec_driver_sql(f"PRAGMA table_info({quoted(table)})")}
         title = "d.title" if "title" in known else "NULL"
         index, documents, row = quoted(table + SUFFIX), quoted(table), quoted(ROW)
+        condition, values = sqlite_vectors.filter_sql(wanted or {})
         statement = (
             f"SELECT d.id, {title}, snippet({index}, -1, ?, ?, '…', {SNIPPET_WORDS}), {index}.rank FROM {index} "
-            f"JOIN {documents} AS d ON d.{row} = {index}.rowid WHERE {index} MATCH ? ORDER BY {index}.rank LIMIT ?"
+            f"JOIN {documents} AS d ON d.{row} = {index}.rowid WHERE {index} MATCH ? AND {condition} "
+            f"ORDER BY {index}.rank LIMIT ?"
         )
-        rows = connection.exec_driver_sql(statement, (*mark, _match(query), limit))
+        rows = connection.exec_driver_sql(statement, (*mark, _match(query), *values, limit))
         return [
             Hit(id, None if title is None else str(title), snippet or "", rank) for id, title, snippet, rank in rows
         ]
@@ -416,9 +464,12 @@ def make_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
-def reader(url: sa.URL) -> sa.Engine:
+def reader(url: sa.URL, connect: Callable[..., sqlite3.Connection] = sqlite3.connect) -> sa.Engine:
     """Return an engine that changes nothing, and creates no file."""
-    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=_timeout_options(url))
+    arguments, options = url.get_dialect()().create_connect_args(url)
+    engine = sa.create_engine(
+        url, poolclass=sa.NullPool, creator=lambda: connect(*arguments, **{**options, **_timeout_options(url)})
+    )
     sa.event.listen(engine, "connect", lambda connection, _record: connection.execute("PRAGMA query_only = ON"))
     return engine
 

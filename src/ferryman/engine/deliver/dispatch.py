@@ -27,7 +27,15 @@ from ferryman.engine.send_order import (
     send_orders,
     waits_elsewhere,
 )
-from ferryman.errors import EngineError, PermanentError, StateForeign, WorkerDied, message_of
+from ferryman.errors import (
+    EngineError,
+    PermanentError,
+    StateForeign,
+    WorkerDied,
+    describe,
+    message_of,
+    unless_interrupt,
+)
 from ferryman.plan import DestinationNode, KeyedNode, errors_node, sources_that_repeat_ids
 from ferryman.state.outbox import first_sequence, has_exports, has_other_rows, pending_rows, split_family
 from ferryman.state.state import State, sender_of
@@ -150,6 +158,18 @@ class Dispatcher:
             yield (
                 f"destination {name} is not in the plan any more, {rows} rows wait for it: put it back under this name."
             )
+
+    def maintain(self) -> Iterator[str]:
+        """Have the destinations do what is better done once than with each chunk; yield a line about each thing that
+        was done, or could not be. A destination that is in trouble is left alone."""
+        for name, node in self._nodes.items():
+            if type(node.destination).maintain is Destination.maintain or self.breakers.blocked(name):
+                continue
+            try:
+                lines = node.destination.maintain()
+            except BaseException as e:
+                lines = [f"not maintained, which the next run tries again: {describe(unless_interrupt(e))}"]
+            yield from (f"{self.breakers.label(name)}: {line}" for line in lines)
 
     def wait_s(self, destination: str) -> float | None:
         """Return the seconds until a pass may call this destination; None: not in this run."""
