@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest import SkipTest
 
 import pytest
 
@@ -62,10 +63,8 @@ class TestMilvus(ServerSuite):
     def unfit(self, id: str, sequence: int) -> Delivery:
         return delivery(id, sequence, text="x" * 70_000)
 
-    # The client sends a request again by itself, within its time: nobody hears of a connection that broke once.
-    test_a_request_that_is_lost_had_no_effect = None
-    test_an_answer_that_is_lost_is_no_answer = None
-    test_what_came_between_is_not_undone = None
+    def _breaks(self, folder: Path, chunk: list[Delivery], fault: ProxyFault) -> None:
+        raise SkipTest("the client sends a request again by itself: nobody hears of a connection that broke once")
 
     @pytest.mark.parametrize("fault", ProxyFault)
     def test_a_connection_that_breaks_once_harms_nothing(self, tmp_path: Path, fault: ProxyFault) -> None:

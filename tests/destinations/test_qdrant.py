@@ -14,6 +14,7 @@ from ferryman.destinations.vectors import Declaration, VectorDestination
 from ferryman.testing.destinations import delivery
 from ferryman.testing.servers import ServerSuite
 from ferryman.testing.vectors import VectorSuite
+from tests.servers.qdrant import ProtectedQdrant
 from tests.servers.server import Server
 
 client = pytest.importorskip("qdrant_client")
@@ -40,7 +41,7 @@ class TestQdrant(ServerSuite):
     @pytest.fixture(autouse=True)
     def _server(self, server: Callable[[str], Server]) -> None:
         self.real = server("qdrant")
-        self.protected = server("qdrant-protected")
+        self.protected = server(ProtectedQdrant.name)
 
     def server(self) -> tuple[str, int]:
         return "127.0.0.1", self.real.port

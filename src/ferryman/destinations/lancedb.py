@@ -500,7 +500,7 @@ class LanceDB(VectorDestination):
             why = f"{self.target()}: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
             if _CONFLICT.search(str(e)):
                 raise Unavailable(f"{why}: another program writes to the table") from e
-            if _REFUSED.search(str(e)) or isinstance(e, PermissionError | NotADirectoryError):
+            if _REFUSED.search(str(e)) or isinstance(e, PermissionError | NotADirectoryError | FileExistsError):
                 raise Misconfigured(f"{why}. Correct the place, or the rights on it.") from e
             if _AWAY.search(str(e)) or isinstance(e, OSError):
                 raise Unavailable(why) from e

@@ -108,7 +108,7 @@ def outcome_of(delivery: Delivery, stored: LastDelivery | None) -> Outcome | Non
 
 def filter_tokens(fields: Mapping[str, Any]) -> list[str]:
     """Return a token for each text, number and truth value among the fields, alone or in a list: ``team="a"``."""
-    tokens = {}
+    tokens: dict[str, None] = {}
     for name, value in fields.items():
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, str | int | float):
