@@ -33,3 +33,12 @@ def test_index_into_opensearch(server: Callable[[str], Any], tmp_path: Path, kin
         (tmp_path / "bin" / "curl.py").write_text(CURL)
         shell.add("curl", f'"{tmp_path}/bin/curl.py"')
         shell.follow(HOW_TO / "index-into-opensearch.md")
+
+
+def test_vectors_in_opensearch(server: Callable[[str], Any], tmp_path: Path) -> None:
+    """The page's commands, with the server that has the plugin."""
+    real = server("opensearch-knn")
+    SearchIndex(real.url, "notes").ask("DELETE", status=(200, 404))
+    SearchIndex(real.url, "notes2").ask("DELETE", status=(200, 404))
+    with QuickShell(tmp_path, {"localhost:9200": f"localhost:{real.port}"}) as shell:
+        shell.follow(HOW_TO / "vectors-in-opensearch.md")

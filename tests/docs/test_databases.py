@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from ferryman.destinations.sql import sqlite_vectors
 from tests.destinations.postgres import Database, database, postgres
 from tests.support.page import HOW_TO, QuickShell
 from tests.support.plan_world import place
@@ -30,6 +33,27 @@ def test_index_into_postgresql(shell: QuickShell, database: Database) -> None:
     assert len(queries) == 2
     for query in queries:
         database.query(query)
+
+
+def test_vectors_in_postgresql(shell: QuickShell, database: Database) -> None:
+    """The page's commands, then its query."""
+    page = HOW_TO / "vectors-in-postgresql.md"
+    shell.follow(page)
+    [query] = re.findall(r"^```sql\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    with psycopg.connect(database.url, autocommit=True) as connection:
+        connection.execute(f"SET search_path = {database.name}, public")  # type: ignore[arg-type]  # as users have it
+        assert len(connection.execute(query).fetchall()) == 3  # type: ignore[arg-type]
+
+
+def test_vectors_in_sqlite(place: Path) -> None:
+    """The page's commands, then its query."""
+    page = HOW_TO / "vectors-in-sqlite.md"
+    with QuickShell(place) as shell:
+        shell.follow(page)
+    [query] = re.findall(r"^```sql\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    with closing(sqlite_vectors.connect(str(place / "notes.db"))) as connection:
+        [(vector,)] = connection.execute("SELECT vector FROM documents_vectors LIMIT 1")
+        assert len(connection.execute(query, (vector,)).fetchall()) == 3
 
 
 def test_index_a_database(shell: QuickShell) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ferryman.destinations.queue import Queue
     from ferryman.destinations.solr import Solr
     from ferryman.destinations.sql import Sql
+    from ferryman.destinations.vectors import VectorField
     from ferryman.destinations.webhook import Webhook
     from ferryman.intake.destination import JobIdentifiers
 
@@ -41,6 +42,7 @@ __all__ = [
     "Solr",
     "Sql",
     "Stored",
+    "VectorField",
     "Webhook",
 ]
 
@@ -55,6 +57,7 @@ _HEAVY: Final = {
     "Queue": "destinations.queue",
     "Solr": "destinations.solr",
     "Sql": "destinations.sql",
+    "VectorField": "destinations.vectors",
     "Webhook": "destinations.webhook",
 }
 """Names loaded on demand, and their modules: SQLAlchemy, pyarrow and urllib3 take longer to load than all of

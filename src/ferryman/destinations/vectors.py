@@ -100,8 +100,10 @@ def declaration_findings(vectors: Declaration | None) -> Iterator[str]:
                 yield f"{where}: {option}={safe_repr(value)}: use {' or '.join(map(repr, known))}"
 
 
-def check_remembered(where: str, name: str, field: VectorField, there: Mapping[str, Any], container: str) -> None:
-    """Check that a store was made for vectors like these.
+def check_remembered(
+    where: str, name: str, field: VectorField, there: Mapping[str, Any], container: str
+) -> dict[str, Any]:
+    """Check that a store was made for vectors like these; return what it is to remember from now on.
 
     Args:
         there: ``remembered`` of the declaration that it was made with.
@@ -120,6 +122,7 @@ def check_remembered(where: str, name: str, field: VectorField, there: Mapping[s
                 f"{container}=, and run it with --from-version: all documents are written there, and the {container} "
                 "that is there can be searched until the new one is complete."
             )
+    return {**there, **{what: value for what, value in ours.items() if value}}
 
 
 def _worded(of: str, value: Any) -> str:

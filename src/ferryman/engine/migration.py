@@ -10,7 +10,7 @@ import datetime as dt
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from ferryman.engine.at_most_once import recover_once_wave
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.engine.transform.once_reader import doubt_notes
-from ferryman.errors import UsageError
+from ferryman.errors import StateDamaged, UsageError
 from ferryman.plan import KeyedNode, Plan, changed_sources, keyed_nodes, logs_read, sources_of, structure
 from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.plan.structure import DELIVERED_KINDS, Structure, is_version, keyed_node_names, reachable_destinations
@@ -439,14 +439,24 @@ def _build(old: State, new: State, from_version: int) -> None:
     sequence = max(old.next_sequence, new.next_sequence)
     transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_log_transactions(old, new.plan)}
     copy_table(old.outbox, new.outbox, transactions)
-    for name in (
-        NOTIFIED,
-        MISSED,
-        TARGETS,
-        VERIFIED,
-    ):  # wave numbers continue, so that nobody is notified of old failures again
+    for name in (NOTIFIED, MISSED):  # wave numbers continue, so that nobody is notified of old failures again
         if files.exists(recorded := old.root / name):
             files.publish(new.root / name, files.read(recorded))
+    for name in (TARGETS, VERIFIED):
+        if files.exists(old.root / name):
+            files.publish(new.root / name, _records_of_kept_targets(old, new, name))
+
+
+def _records_of_kept_targets(old: State, new: State, name: str) -> bytes:
+    """Return a file with what is recorded of each destination's target, without those that write to another target
+    now: all documents are processed again for them, so what is in the older target says nothing."""
+    try:
+        recorded = cast("dict[str, object]", files.unseal(old.root / name))
+    except StateDamaged:  # `fsck` reports it
+        return files.read(old.root / name)
+    before, after = old.recorded_structure(), structure(new.plan)
+    moved = {each for each in before if each in after and before[each].target != after[each].target}
+    return files.seal({each: record for each, record in recorded.items() if each not in moved})
 
 
 def _log_transactions(old: State, plan: Plan) -> dict[str, int]:

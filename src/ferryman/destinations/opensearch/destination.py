@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Protocol
 from urllib.parse import quote
@@ -14,7 +14,8 @@ from urllib.parse import quote
 import msgspec
 
 from ferryman import limits
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
+from ferryman.destinations.base import Delivery, DestinationContext, Effect, Facts, Guarantee, Outcome
+from ferryman.destinations.opensearch import vectors as vectors_
 from ferryman.destinations.opensearch.documents import (
     FILTER,
     ID_BYTES,
@@ -35,9 +36,23 @@ from ferryman.destinations.opensearch.documents import (
     split_requests,
     stored_document,
 )
-from ferryman.destinations.queries import SNIPPET_CHARACTERS, Hit, Query, Term
+from ferryman.destinations.queries import SNIPPET_CHARACTERS, Hit, Query, Term, parse_query
 from ferryman.destinations.stored import Stored, slices
-from ferryman.errors import DeliveryError, Misconfigured, PermanentError, PlanError, Unavailable
+from ferryman.destinations.vectors import (
+    FUSED,
+    Declaration,
+    Filter,
+    VectorDestination,
+    VectorField,
+    Where,
+    declaration_findings,
+    fuse_ranks,
+    read_filter,
+    read_question,
+    read_vectors,
+    vector_fields,
+)
+from ferryman.errors import DeliveryError, Misconfigured, PermanentError, PlanError, Unavailable, UsageError
 from ferryman.net import relative_paths, urls
 from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered, check_destination
 
@@ -83,9 +98,17 @@ class Index:
     """An index, given by its name or by an alias of one index."""
 
     def __init__(
-        self, ask: Ask, name: str, mappings: Mapping[str, Any], settings: Mapping[str, Any], *, shown: str
+        self,
+        ask: Ask,
+        name: str,
+        mappings: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        vectors: Mapping[str, VectorField],
+        *,
+        shown: str,
     ) -> None:
         self._ask = ask
+        self._vectors = vectors
         self._path = f"/{quote(name, safe='')}"
         self._mappings = with_own_fields(mappings)
         self._settings = {"index.gc_deletes": f"{GC_DELETES_S}s", **settings}
@@ -97,11 +120,23 @@ class Index:
         Raises:
             Misconfigured: its mappings contradict the plan's, or the name means something else than one index.
         """
+        if self._vectors:
+            self._add_vectors()
         indices = self._find()
         if indices is None:
             indices = self._make() or self._find()
         if indices is not None:
             self._check(indices)
+
+    def _add_vectors(self) -> None:
+        """Add the vectors to mappings and settings, in the words of this server."""
+        self._is_opensearch = is_opensearch(self._ask)
+        for name, field in self._vectors.items():
+            if problem := vectors_.dimension_problem(field, self._is_opensearch):
+                raise Misconfigured(f"{self._shown}: vectors: {name!r}: {problem}. Use a model with fewer.")
+        self._mappings = vectors_.with_vectors(self._mappings, self._vectors, self._is_opensearch)
+        if self._is_opensearch:
+            self._settings = {"index.knn": True, **self._settings}
 
     def _find(self) -> dict[str, Any] | None:
         answer = self._ask("GET", f"{self._path}?flat_settings=true", expected=(404,))
@@ -136,6 +171,11 @@ class Index:
             raise Misconfigured(f"{self._shown}: its mappings require a routing for each document. {NO_ROUTING}.")
         self._check_pipelines(there.get("settings", {}))
         self._warn_of_short_memory(name, there.get("settings", {}))
+        if self._vectors:
+            mappings = there.get("mappings", {})
+            notes = vectors_.check_index(self._shown, self._vectors, mappings, self._is_opensearch)
+            meta = {**mappings.get("_meta", {}), **self._mappings["_meta"], vectors_.META: notes}
+            self._mappings = {**self._mappings, "_meta": meta}
         if _differs(self._mappings, there.get("mappings", {})):
             self._add_fields()
 
@@ -172,6 +212,15 @@ class Index:
                 f"{self._shown}: the index's mappings contradict the plan's: {refusal(answer.body)}. Correct "
                 "mappings=, or name a new index and give the plan a higher version.",
             )
+
+
+def is_opensearch(ask: Ask) -> bool:
+    """Return whether the server is an OpenSearch; else it is an Elasticsearch."""
+    answer = ask("GET", "/", expected=(403, 405))  # an Elasticsearch may be without a page there
+    if "x-elastic-product" in answer.headers:
+        return False
+    version = msgspec.json.decode(answer.body).get("version", {})
+    return answer.status != 200 or bool(version.get("distribution") == "opensearch")
 
 
 def with_own_fields(mappings: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,7 +263,7 @@ _NDJSON: Final = {"content-type": "application/x-ndjson"}
 Refresh = bool | Literal["wait_for"]
 
 
-class OpenSearch(Destination):
+class OpenSearch(VectorDestination):
     """Writes documents into an index of OpenSearch, or of Elasticsearch, which is made if it is not there.
 
     ``OpenSearch("https://search.example.org:9200", "plays", auth=("ferryman", "${OPENSEARCH_PASSWORD}"))`` keeps one
@@ -248,6 +297,9 @@ class OpenSearch(Destination):
             is found at once, at a price. "wait_for": each request waits for it.
         settings: of an index that is made here: ``{"number_of_shards": 3}``.
         ca: a PEM file with the authorities to trust; None: the system's.
+        vectors: field -> dimensions, or a ``VectorField``, of fields that hold a vector: ``knn_vector`` of OpenSearch,
+            which needs its plugin k-NN, or ``dense_vector`` of Elasticsearch 8. ``nearest`` and ``hybrid`` ask for
+            them; their filters compare keywords, numbers, and text that has a keyword beside it.
 
     Raises:
         PlanError: when it is made: an argument that cannot be meant.
@@ -269,9 +321,10 @@ class OpenSearch(Destination):
             f"a request has {REQUEST_BYTES >> 20} MiB at most, or one document",
             f"a `write` has {WRITE_S:g} s",
             "fields, depths and sizes: the index's own settings and `http.max_content_length`",
+            "vectors of 16 000 dimensions on OpenSearch, 4 096 on Elasticsearch",
         ),
         outcomes=tuple(outcome_rows()),
-        tested=("OpenSearch 2.19", "Elasticsearch 7.17", "Elasticsearch 8.19"),
+        tested=("OpenSearch 2.19, with k-NN 2.19.1", "Elasticsearch 7.17", "Elasticsearch 8.19"),
     )
 
     def __init__(
@@ -285,6 +338,7 @@ class OpenSearch(Destination):
         *,
         settings: Mapping[str, Any] | None = None,
         ca: str | Path | None = None,
+        vectors: Declaration | None = None,
     ) -> None:
         if auth is not None and not (isinstance(auth, str) or _is_pair(auth)):
             raise PlanError([f"OpenSearch(…, {index!r}): auth= is neither (user, password) nor text"])
@@ -299,7 +353,8 @@ class OpenSearch(Destination):
         self._http: Http | None = None
         self._writer = BulkWriter(text)
         self._once = False
-        if findings := list(self._findings()):
+        self.vectors = vector_fields(vectors) if isinstance(vectors, Mapping) else {}
+        if findings := [*declaration_findings(vectors), *self._findings()]:
             raise PlanError([f"OpenSearch({urls.strip_secrets(url)!r}, {index!r}): {finding}" for finding in findings])
 
     def _findings(self) -> Iterator[str]:
@@ -315,6 +370,7 @@ class OpenSearch(Destination):
             yield f"refresh={self.refresh!r}: give True, False or 'wait_for'"
         if self.text == OBJECT or OBJECT in self.mappings.get("properties", {}):
             yield f"{OBJECT} is reserved for Ferryman: give the field another name"
+        yield from vectors_.declaration_findings(self.vectors, self.text)
         if "mappings" in self.mappings or any(isinstance(v, Mapping) and "type" in v for v in self.mappings.values()):
             yield "mappings: put the fields under 'properties': mappings={'properties': {'title': {'type': 'text'}}}"
 
@@ -336,12 +392,9 @@ class OpenSearch(Destination):
                 not trusted, an environment variable that is not set.
         """
         http = self._connection()
-
-        def ask(method: str, path: str, body: Any = None, *, expected: tuple[int, ...] = ()) -> Answer:
-            return self._ask(http, method, path, body, expected)
-
+        ask, shown = self._asker(http), self.target()
         try:
-            Index(ask, self.index, self.mappings, self.settings, shown=self.target()).prepare()
+            Index(ask, self.index, self.mappings, self.settings, self.vectors, shown=shown).prepare()
         except msgspec.DecodeError as e:
             raise self._foreign_server() from e
         finally:
@@ -435,6 +488,72 @@ class OpenSearch(Destination):
             for hit in hits
         ]
 
+    @property
+    def has_full_text(self) -> bool:
+        """Return whether its documents have a text, which the index cuts into words."""
+        return self.text is not None
+
+    def nearest(self, field: str, vector: Sequence[float], limit: int = 10, where: Where | None = None) -> list[Hit]:
+        question, wanted = read_question(self.vectors, field, vector), read_filter(where)
+        with self._asking() as ask:
+            return self._nearest(ask, field, question, limit, wanted, self._properties(ask))
+
+    def hybrid(
+        self, text: str, field: str, vector: Sequence[float], limit: int = 10, where: Where | None = None
+    ) -> list[Hit]:
+        """Fuse the ranks of words and of vectors, see ``VectorDestination.hybrid``."""
+        question, wanted = read_question(self.vectors, field, vector), read_filter(where)
+        query, depth = parse_query(text), min(vectors_.MOST_HITS, max(limit, FUSED))
+        with self._asking() as ask:
+            properties = self._properties(ask)
+            near = self._nearest(ask, field, question, depth, wanted, properties)
+            found: list[Hit] = []
+            if query and (names := list(text_fields(properties))):
+                body = search_request(query, names, depth, ("", ""))
+                condition = vectors_.filter_query(wanted, properties) if wanted else {"match_all": {}}
+                body["query"] = {"bool": {"must": [body["query"]], "filter": [condition]}}
+                body["_source"] = {"excludes": list(self.vectors)}
+                answer = ask("POST", f"/{quote(self.index, safe='')}/_search", body)
+                found, _ = vectors_.read_hits(answer.body, wanted, self.vectors, self.text, None)
+        return fuse_ranks(near, found, limit=max(limit, 0))
+
+    def _nearest(
+        self, ask: Ask, field: str, question: Any, limit: int, wanted: Filter, properties: Mapping[str, Any]
+    ) -> list[Hit]:
+        """Ask for as many as it takes until enough of them fit the filter, which the server may round."""
+        size = limit = min(limit, vectors_.MOST_HITS)
+        opensearch = limit > 0 and is_opensearch(ask)
+        condition = vectors_.filter_query(wanted, properties) if wanted else None
+        while limit > 0:
+            body = vectors_.question_request(field, question, size, condition, self.vectors, opensearch)
+            answer = ask("POST", f"/{quote(self.index, safe='')}/_search", body)
+            hits, count = vectors_.read_hits(answer.body, wanted, self.vectors, self.text, self.vectors[field].metric)
+            if len(hits) >= limit or count < size or size >= vectors_.MOST_HITS:
+                return sorted(hits, key=lambda hit: (hit.rank, hit.id))[:limit]
+            size = min(4 * size, vectors_.MOST_HITS)
+        return []
+
+    def _properties(self, ask: Ask) -> dict[str, Any]:
+        """Return the mapping of the index's fields."""
+        answer = ask("GET", f"/{quote(self.index, safe='')}/_mapping", expected=(404,))
+        if answer.status == 404:
+            raise UsageError(f"{self.target()}: there is no such index. Run the plan first.")
+        properties: dict[str, Any] = {}
+        for each in msgspec.json.decode(answer.body).values():
+            properties |= each["mappings"].get("properties", {})
+        return properties
+
+    @contextmanager
+    def _asking(self) -> Iterator[Ask]:
+        """Open a connection for questions."""
+        http = self._connection()
+        try:
+            yield self._asker(http)
+        except msgspec.DecodeError as e:
+            raise self._foreign_server() from e
+        finally:
+            http.close()
+
     def open(self, context: DestinationContext) -> None:
         self._once = context.guarantee is Guarantee.AT_MOST_ONCE
         self._http = self._connection()
@@ -454,6 +573,8 @@ class OpenSearch(Destination):
         deadline = time.monotonic() + WRITE_S
         outcomes: list[Outcome | None] = [None] * len(chunk)
         common_outcome: Outcome | None = None
+        if self.vectors:
+            read_vectors(chunk, self.vectors, outcomes)
         for rows in split_requests(self._writer.rows(chunk, outcomes)):
             if common_outcome is None:
                 common_outcome = self._send(rows, outcomes, deadline)
@@ -545,6 +666,12 @@ class OpenSearch(Destination):
         if isinstance(auth, str) and " " not in auth:
             auth = f"ApiKey {auth}"
         return Http(self.url, shown=self.target(), auth=auth, ca=self.ca)
+
+    def _asker(self, http: Http) -> Ask:
+        def ask(method: str, path: str, body: Any = None, *, expected: tuple[int, ...] = ()) -> Answer:
+            return self._ask(http, method, path, body, expected)
+
+        return ask
 
     def _ask(self, http: Http, method: str, path: str, body: Any, expected: tuple[int, ...]) -> Answer:
         """Send a request of ``check``; any failure concerns the whole destination."""

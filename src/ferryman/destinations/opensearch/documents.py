@@ -227,8 +227,10 @@ class BulkWriter:
         self._own_key = _encode(OBJECT) + b":"
 
     def rows(self, chunk: list[Delivery], outcomes: list[Outcome | None]) -> Iterator[BulkRow]:
-        """Yield a row for each delivery that can be sent; set the outcomes of the others."""
+        """Yield a row for each delivery without an outcome that can be sent; set the outcomes of the others."""
         for position, delivery in enumerate(chunk):
+            if outcomes[position] is not None:
+                continue
             try:
                 id = _encode(delivery.id)
                 if refused := _id_problem(delivery.id):

@@ -83,12 +83,14 @@ class Sql(VectorDestination):
     """
 
     facts: ClassVar[Facts] = Facts(
-        stored="a row an id, and a tombstone an id that was deleted (append: a row a delivery), with hash and sequence",
+        stored="a row an id, and a tombstone an id that was deleted (append: a row a delivery), with hash and "
+        "sequence; vectors as numbers of 32 or 16 bit, which are not in `fields` then",
         limits=(
             "SQLite: 1 GB a value, integers of 64 bit",
             "PostgreSQL: 1 GB a value, ids of some 2700 bytes, 1 MB of different words to search, no NUL",
+            "vectors of 16 000 dimensions; PostgreSQL's index `hnsw`: 2 000, or 4 000 of 16 bit",
         ),
-        tested=("the SQLite that Python has", "PostgreSQL 18"),
+        tested=("the SQLite that Python has", "PostgreSQL 18", "pgvector 0.8.5", "sqlite-vec 0.1.9"),
     )
     effect = Effect.IDEMPOTENT
     transactional = True

@@ -157,11 +157,14 @@ class Layout:
         for name, field in self.vectors.items():
             key = f"{self.documents.name}#{name}"
             there = connection.scalar(sa.select(notes.c.id).where(notes.c.name == key))
+            note = field.remembered()
             if there is not None:
-                check_remembered(where, name, field, _decode_json(there), "table")
-            else:
-                note = _json(field.remembered()).decode()
-                connection.execute(sa.insert(notes).values(name=key, id=note))
+                note = check_remembered(where, name, field, _decode_json(there), "table")
+            text = _json(note).decode()
+            if there is None:
+                connection.execute(sa.insert(notes).values(name=key, id=text))
+            elif text != there:
+                connection.execute(sa.update(notes).where(notes.c.name == key).values(id=text))
 
     def _identify(self, connection: sa.Connection, *, is_new: bool) -> None:
         """Give the table an identity, if it is new or has none."""

@@ -35,6 +35,10 @@ LEAST_EXAMINED: Final = 100
 MOST_EXAMINED: Final = 1_000
 """Highest value of ``hnsw.ef_search``."""
 
+DEAD_ROWS: Final = 50
+DEAD_SHARE: Final = 0.2
+"""Rows that may be dead before a table is vacuumed, and share of the live ones: PostgreSQL's own limits."""
+
 _TYPES: Final = {"float32": "vector", "float16": "halfvec"}
 _OPERATORS: Final[dict[Metric, str]] = {"cosine": "<=>", "l2": "<->", "dot": "<#>"}
 _CLASSES: Final[dict[Metric, str]] = {"cosine": "cosine_ops", "l2": "l2_ops", "dot": "ip_ops"}
@@ -223,6 +227,22 @@ def build_indexes(connection: sa.Connection, layout: Layout, where: str) -> list
         connection.exec_driver_sql(_escaped(f"CREATE INDEX {made} ON {table} USING hnsw ({column} {kind})"))
         built.append(f"built the index {index_name(layout.table, name)}")
     return built
+
+
+def reclaim_space(connection: sa.Connection, layout: Layout) -> list[str]:
+    """Vacuum the table if a fifth of it is rows that were replaced or deleted; return a line about it.
+
+    Those rows lie in an index "hnsw", too, where questions walk past them. The server's own vacuum may be busy or off.
+
+    Args:
+        connection: one that commits each statement by itself.
+    """
+    query = sa.text("SELECT n_dead_tup, n_live_tup FROM pg_stat_all_tables WHERE relid = to_regclass(:table)")
+    dead, live = connection.execute(query, {"table": _table(layout)}).first() or (0, 0)
+    if dead <= DEAD_ROWS + DEAD_SHARE * live:
+        return []
+    connection.exec_driver_sql(_escaped(f"VACUUM {_table(layout)}"))
+    return [f"vacuumed {layout.table}: the space of {dead} replaced or deleted rows can be used again"]
 
 
 # Questions.

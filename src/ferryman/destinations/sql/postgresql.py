@@ -516,8 +516,12 @@ class PostgreSQL(Dialect):
     def maintain(self, url: sa.URL, layout: Layout, where: str) -> list[str]:
         if all(field.index is None for field in layout.vectors.values()):
             return []
-        with engine(url).connect() as connection, connection.begin():
-            return pgvector.build_indexes(connection, layout, where)
+        server = engine(url)
+        with server.connect() as connection, connection.begin():
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'")
+            built = pgvector.build_indexes(connection, layout, where)
+        with server.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            return built + pgvector.reclaim_space(connection, layout)
 
 
 def _bytes(name: str) -> int:
