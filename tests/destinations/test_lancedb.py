@@ -282,3 +282,15 @@ def test_after_many_edits_it_finds_as_much_and_is_no_larger(
     assert edited >= 0.95 * fresh
     assert sizes[0] <= 2 * sizes[1]
     record_property("figures", f"recall {edited:.3f} of {fresh:.3f}, size {sizes[0] / sizes[1]:.2f}")
+
+
+def test_the_table_remembers_the_model(tmp_path: Path) -> None:
+    """Another one is refused with the way on; a plan that begins to name one is believed."""
+
+    def named(model: str) -> LanceDB:
+        return LanceDB(tmp_path / "index", vectors={"vector": VectorField(4, model=model)})
+
+    for model in ("", "m1", "m1", ""):
+        named(model).check()
+    with pytest.raises(Misconfigured, match=r"model m1 there.*--from-version"):
+        named("m2").check()

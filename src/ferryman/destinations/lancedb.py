@@ -45,10 +45,11 @@ from ferryman.destinations.vectors import (
     VectorDestination,
     VectorField,
     Where,
+    check_remembered,
     declaration_findings,
+    hit_of,
     read_filter,
     read_question,
-    score_of,
     vector_fields,
 )
 from ferryman.errors import DeliveryError, Misconfigured, PlanError, Unavailable, UsageError
@@ -89,6 +90,7 @@ _NEWER: Final = (
 
 _LIVE: Final = "deleted_at IS NULL"
 _IDENTITY: Final = b"ferryman.identity"
+_REMEMBERED: Final = b"ferryman.vector"
 _PRIMARY_KEY: Final = b"lance-schema:unenforced-primary-key:position"
 """Metadata of a column by which LanceDB notices that two writers insert the same key."""
 
@@ -222,7 +224,7 @@ class LanceDB(VectorDestination):
             table = self._open_table()
             if table is None:
                 table = self._make_table()
-            self._check_columns(table.schema)
+            self._check_columns(table)
             old = f"deleted_at < {int(time.time()) - TOMBSTONE_S}"
             if table.count_rows(old):
                 table.delete(old)
@@ -251,12 +253,14 @@ class LanceDB(VectorDestination):
             pa.field("filters", pa.list_(pa.string())),
             pa.field("content_hash", pa.string()),
             pa.field("deleted_at", pa.int64()),
-            *(pa.field(name, _vector_type(field)) for name, field in self.vectors.items()),
         ]
+        for name, field in self.vectors.items():
+            remembered = msgspec.json.encode(field.remembered())
+            columns.append(pa.field(name, _vector_type(field), metadata={_REMEMBERED: remembered}))
         return pa.schema(columns, metadata={_IDENTITY: uuid.uuid4().hex.encode()})
 
-    def _check_columns(self, schema: pa.Schema) -> None:
-        target = self.target()
+    def _check_columns(self, table: Any) -> None:
+        target, schema = self.target(), table.schema
         missing = [name for name in OWN_COLUMNS if name not in schema.names]
         if missing or not (schema.field("id").metadata or {}).get(_PRIMARY_KEY):
             raise Misconfigured(
@@ -267,9 +271,16 @@ class LanceDB(VectorDestination):
         for name, field in self.vectors.items():
             if name not in schema.names:
                 raise Misconfigured(another_vector(target, f"the table has no column for the vector {name!r}"))
-            if schema.field(name).type != _vector_type(field):
-                ours = f"the plan says {field.dimensions} dimensions of {field.type}"
-                raise Misconfigured(another_vector(target, f"the vector {name!r} is {schema.field(name).type}, {ours}"))
+            there, ours = schema.field(name), _vector_type(field)
+            remembered = msgspec.json.decode((there.metadata or {}).get(_REMEMBERED, b"{}"))
+            size = getattr(there.type, "list_size", 0)
+            remembered = check_remembered(target, name, field, {**remembered, "dimensions": size}, "table")
+            if there.type != ours:
+                raise Misconfigured(
+                    another_vector(target, f"the vector {name!r} is {there.type}, the plan says {ours}")
+                )
+            if (kept := msgspec.json.encode(remembered)) != (there.metadata or {}).get(_REMEMBERED):
+                table.replace_field_metadata(name, {_REMEMBERED.decode(): kept.decode()})
 
     def _connect(self) -> Any:
         import lancedb
@@ -531,10 +542,8 @@ def _hit(row: Mapping[str, Any], metric: Metric) -> Hit:
         distance = max(distance, 0.0) ** 0.5  # LanceDB gives its square
     elif metric == "dot":
         distance -= 1  # LanceDB gives 1 - the inner product
-    fields = msgspec.json.decode(row["fields"])
-    title = fields.get("title")
-    shown = None if title is None else str(title)
-    return Hit(row["id"], shown, "", distance, score_of(metric, distance), fields, row["text"])
+    title = msgspec.json.decode(row["fields"]).get("title")
+    return hit_of(row["id"], title, row["text"], row["fields"], distance, metric=metric)
 
 
 def _is_fragmented(stats: Mapping[str, Any]) -> bool:

@@ -40,10 +40,11 @@ from ferryman.destinations.vectors import (
     Metric,
     VectorDestination,
     Where,
+    check_remembered,
     declaration_findings,
+    hit_of,
     read_filter,
     read_question,
-    score_of,
     vector_fields,
 )
 from ferryman.errors import DeliveryError, Misconfigured, PlanError, Unavailable, UsageError
@@ -79,6 +80,7 @@ _CONNECTION: Final = {"grpc.keepalive_time_ms": 300_000, "grpc.keepalive_permit_
 itself."""
 
 _IDENTITY: Final = "ferryman.identity"
+_REMEMBERED: Final = "ferryman.vectors"
 _METRICS: Final[Mapping[Metric, str]] = {"cosine": "COSINE", "l2": "L2", "dot": "IP"}
 _OWN: Final = ("id", "sequence", "delivery_hash", "text", "fields", "filters", "vectors", "deleted_at", "ferryman")
 _AWAY: Final = re.compile(
@@ -194,7 +196,11 @@ class Milvus(VectorDestination):
         with self._connection() as client, self._translated_errors():
             if not client.has_collection(self.collection, timeout=REQUEST_S):
                 self._make(client)
-            self._check_fields(client.describe_collection(self.collection, timeout=REQUEST_S))
+            found = client.describe_collection(self.collection, timeout=REQUEST_S)
+            before = (found.get("properties") or {}).get(_REMEMBERED)
+            kept = msgspec.json.encode(self._check_fields(found, msgspec.json.decode(before or "{}"))).decode()
+            if kept != before:
+                client.alter_collection_properties(self.collection, {_REMEMBERED: kept}, timeout=REQUEST_S)
             client.load_collection(self.collection, timeout=REQUEST_S)
             old = f"deleted_at > 0 and deleted_at < {int(time.time()) - TOMBSTONE_S}"
             client.delete(self.collection, filter=old, timeout=REQUEST_S)
@@ -226,7 +232,10 @@ class Milvus(VectorDestination):
         try:
             client.create_collection(
                 self.collection, schema=schema, index_params=index, consistency_level="Strong", timeout=WRITE_S,
-                properties={_IDENTITY: uuid.uuid4().hex},
+                properties={
+                    _IDENTITY: uuid.uuid4().hex,
+                    _REMEMBERED: msgspec.json.encode({n: f.remembered() for n, f in self.vectors.items()}).decode(),
+                },
             )  # fmt: skip
         except MilvusException as e:
             if _AWAY.search(str(e.message)):
@@ -235,7 +244,9 @@ class Milvus(VectorDestination):
                 raise Misconfigured(f"{self.target()} cannot be made: {e.message}") from e
         crash.point("target.made")
 
-    def _check_fields(self, found: Mapping[str, Any]) -> None:
+    def _check_fields(self, found: Mapping[str, Any], remembered: dict[str, Any]) -> dict[str, Any]:
+        """Return what the collection's properties are to say of its vectors."""
+        kept = dict(remembered)
         there = {field["name"]: field for field in found["fields"]}
         if missing := [name for name in _OWN if name not in there]:
             raise Misconfigured(
@@ -246,15 +257,11 @@ class Milvus(VectorDestination):
             if name not in there:
                 raise Misconfigured(another_vector(self.target(), f"the collection has no vector {name!r}"))
             dimensions = int(there[name]["params"].get("dim", 0))
-            if dimensions != field.dimensions:
-                raise Misconfigured(
-                    another_vector(
-                        self.target(),
-                        f"the vector {name!r} has {dimensions} dimensions, the plan says {field.dimensions}",
-                    )
-                )
+            before = {**remembered.get(name, {}), "dimensions": dimensions}
+            kept[name] = check_remembered(self.target(), name, field, before, "collection")
         if unknown := [name for name, field in there.items() if "dim" in field["params"] and name not in self.vectors]:
             raise Misconfigured(another_vector(self.target(), f"the plan does not name the vector {unknown[0]!r}"))
+        return kept
 
     def identity(self) -> str | None:
         """Return the identity in the collection's properties; None: it was made by another program."""
@@ -530,9 +537,9 @@ def _hit(found: Mapping[str, Any], metric: Metric) -> Hit:
     entity, given = found["entity"], float(found["distance"])
     distance = {"cosine": 1 - given, "dot": -given, "l2": max(given, 0.0) ** 0.5}[metric]  # of "l2" it is the square
     fields = _json(entity["fields"])
-    title = fields.get("title")
-    shown = None if title is None else str(title)
-    return Hit(str(found["id"]), shown, "", distance, score_of(metric, distance), fields, entity["text"])
+    return hit_of(
+        str(found["id"]), fields.get("title"), entity["text"], msgspec.json.encode(fields), distance, metric=metric
+    )
 
 
 def _json(value: Any) -> dict[str, Any]:

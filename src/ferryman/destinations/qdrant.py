@@ -40,10 +40,11 @@ from ferryman.destinations.vectors import (
     VectorDestination,
     VectorField,
     Where,
+    check_remembered,
     declaration_findings,
+    hit_of,
     read_filter,
     read_question,
-    score_of,
     vector_fields,
 )
 from ferryman.errors import DeliveryError, Misconfigured, PlanError, Unavailable, UsageError
@@ -75,6 +76,7 @@ _SEQUENCE: Final = f"{OBJECT}.sequence"
 _DELETED: Final = f"{OBJECT}.deleted_at"
 _HASH: Final = f"{OBJECT}.hash"
 _IDENTITY: Final = "ferryman_identity"
+_REMEMBERED: Final = "ferryman_vectors"
 _DISTANCES: Final[Mapping[Metric, str]] = {"cosine": "Cosine", "l2": "Euclid", "dot": "Dot"}
 _BAD_ROW: Final = frozenset({400, 413, 422})
 """Statuses of a request that has a point which the server refuses."""
@@ -207,7 +209,10 @@ class Qdrant(VectorDestination):
             if not client.collection_exists(self.collection):
                 self._make(client)
             found = client.get_collection(self.collection)
-            self._check_vectors(found.config.params.vectors)
+            metadata = found.config.metadata or {}
+            kept = self._check_vectors(found.config.params.vectors, metadata.get(_REMEMBERED) or {})
+            if kept != metadata.get(_REMEMBERED):
+                client.update_collection(self.collection, metadata={_REMEMBERED: kept})
             wanted = {_SEQUENCE: "integer", _DELETED: "integer", **self.payload_indexes}
             for field, kind in wanted.items():
                 if field not in found.payload_schema:
@@ -242,20 +247,19 @@ class Qdrant(VectorDestination):
                 raise
         crash.point("target.made")
 
-    def _check_vectors(self, found: Any) -> None:
-        there = found if isinstance(found, Mapping) else {}
+    def _check_vectors(self, found: Any, remembered: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the collection's metadata is to say of its vectors."""
+        there, kept = found if isinstance(found, Mapping) else {}, {}
         for name, field in self.vectors.items():
             if name not in there:
                 raise Misconfigured(another_vector(self.target(), f"the collection has no vector named {name!r}"))
-            size, distance = there[name].size, there[name].distance.value
-            if (size, distance) != (field.dimensions, _DISTANCES[field.metric]):
-                raise Misconfigured(
-                    another_vector(
-                        self.target(),
-                        f"the vector {name!r} has {size} dimensions and the distance {distance}, the plan says "
-                        f"{field.dimensions} and {_DISTANCES[field.metric]}",
-                    )
-                )
+            before = {**remembered.get(name, {}), "dimensions": there[name].size}
+            kept[name] = check_remembered(self.target(), name, field, before, "collection")
+            distance, ours = there[name].distance.value, _DISTANCES[field.metric]
+            if distance != ours:
+                what = f"the vector {name!r} has the distance {distance}, the plan says {ours}"
+                raise Misconfigured(another_vector(self.target(), what))
+        return {**remembered, **kept}
 
     def _forget_deletes(self, client: Any) -> None:
         from qdrant_client import models
@@ -630,6 +634,5 @@ def _hit(point: Any, field: VectorField) -> Hit:
     own = payload.pop(OBJECT)
     text = payload.pop(own["text"], None) if own.get("text") else None
     distance = {"cosine": 1 - point.score, "dot": -point.score, "l2": point.score}[field.metric]
-    title = payload.get("title")
-    shown = None if title is None else str(title)
-    return Hit(own["id"], shown, "", distance, score_of(field.metric, distance), payload, text)
+    fields = msgspec.json.encode(payload)
+    return hit_of(own["id"], payload.get("title"), text, fields, distance, metric=field.metric)
