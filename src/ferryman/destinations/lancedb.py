@@ -280,7 +280,7 @@ class LanceDB(VectorDestination):
                     another_vector(target, f"the vector {name!r} is {there.type}, the plan says {ours}")
                 )
             if (kept := msgspec.json.encode(remembered)) != (there.metadata or {}).get(_REMEMBERED):
-                table.replace_field_metadata(name, {_REMEMBERED.decode(): kept.decode()})
+                table.update_field_metadata({"path": name, "metadata": {_REMEMBERED.decode(): kept.decode()}})
 
     def _connect(self) -> Any:
         import lancedb
