@@ -12,8 +12,12 @@ from tests.support.page import HOW_TO, QuickShell
 
 
 @pytest.mark.server
-def test_vectors_in_lancedb_or_qdrant(server: Callable[[str], Server], tmp_path: Path) -> None:
+@pytest.mark.slow  # each command loads both clients: some 3 s
+def test_vectors_in_lancedb_or_qdrant(
+    server: Callable[[str], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The page's commands, in its order."""
     pytest.importorskip("lancedb")
+    monkeypatch.setenv("QUICK_FERRYMAN_FORKS", "no")
     with QuickShell(tmp_path, {"http://localhost:6333": server("qdrant").url}) as shell:
         shell.follow(HOW_TO / "vectors-in-lancedb-or-qdrant.md")
