@@ -217,6 +217,14 @@ QUEUES: Final[dict[str, str]] = {
 }
 """Durable steps of a queue -> the state after a kill there. (The points above are reached by plans.)"""
 
+TARGETS: Final[dict[str, str]] = {
+    "target.made": "a store of vectors has its table or collection, with nothing in it",
+    "target.written": "a chunk is in the store, nobody was told",
+    "target.indexed": "an index was made, the table is not compacted",
+    "target.compacted": "the table is compacted; what was written stays as it was",
+}
+"""Durable steps in the stores of ``LanceDB``, ``Milvus`` and ``Qdrant`` -> the state after a kill there."""
+
 ENVIRONMENT: Final = "FERRYMAN_CRASH"
 
 _armed: dict[str, tuple[int, str | None, int]] = {}
@@ -228,7 +236,7 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, WRITTEN)
+    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, TARGETS, WRITTEN)
     known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")

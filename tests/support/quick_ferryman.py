@@ -50,7 +50,9 @@ def serve(path: str) -> None:
 
     @contextlib.contextmanager
     def in_process(*_: Any, **__: Any) -> Iterator[InProcess]:
-        yield InProcess(fork=True, failures=1)  # like local[*], where a task whose worker dies is not tried again
+        # Like local[*], where a task whose worker dies is not tried again. A library that has threads in the driver, as
+        # LanceDB has, does not survive a fork: its pages ask for none.
+        yield InProcess(fork=os.environ.get("QUICK_FERRYMAN_FORKS") != "no", failures=1)
 
     root_command()
     driver.open_runner = in_process  # type: ignore[assignment]

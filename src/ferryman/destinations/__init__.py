@@ -11,7 +11,10 @@ from ferryman.destinations.stored import Stored
 
 if TYPE_CHECKING:
     from ferryman.destinations.files import Directory, JsonLines
+    from ferryman.destinations.lancedb import LanceDB
+    from ferryman.destinations.milvus import Milvus
     from ferryman.destinations.opensearch import OpenSearch
+    from ferryman.destinations.qdrant import Qdrant
     from ferryman.destinations.queue import Queue
     from ferryman.destinations.solr import Solr
     from ferryman.destinations.sql import Sql
@@ -28,10 +31,13 @@ __all__ = [
     "Guarantee",
     "JobIdentifiers",
     "JsonLines",
+    "LanceDB",
     "Memory",
+    "Milvus",
     "Null",
     "OpenSearch",
     "Outcome",
+    "Qdrant",
     "Queue",
     "Solr",
     "Sql",
@@ -44,7 +50,10 @@ _HEAVY: Final = {
     "Directory": "destinations.files",
     "JobIdentifiers": "intake.destination",
     "JsonLines": "destinations.files",
+    "LanceDB": "destinations.lancedb",
+    "Milvus": "destinations.milvus",
     "OpenSearch": "destinations.opensearch",
+    "Qdrant": "destinations.qdrant",
     "Queue": "destinations.queue",
     "Solr": "destinations.solr",
     "Sql": "destinations.sql",
