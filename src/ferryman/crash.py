@@ -124,6 +124,18 @@ VERIFY: Final[dict[str, str]] = {
 """Additional points of a run whose targets have identities, in 4 or at its end, and of ``verify``; its repair is an
 operator's command."""
 
+REMEMBERED: Final[dict[str, str]] = {
+    "remembered.begun": EXECUTOR,
+    "remembered.answered": EXECUTOR,
+    "remembered.staged": DRIVER,
+    "remembered.logged": DRIVER,
+    "remembered.synced": DRIVER,
+    "remembered.folded": DRIVER,
+    "remembered.forgotten": DRIVER,
+}
+"""Additional points of plans with steps that remember: a call in 2, and between waves the commit that moves what tasks
+have noted into the table of answers. The last one is in ``remembered forget``."""
+
 ONCE: Final[dict[str, str]] = {
     "intake.logged": DRIVER,
     "intake.synced": DRIVER,
@@ -139,7 +151,7 @@ two are in a later run of a task that was killed: an executor's, or that of the 
 
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who
-    for name, who in {**POINTS, **KEYED, **RESET, **ONCE, **VERIFY}.items()
+    for name, who in {**POINTS, **KEYED, **RESET, **ONCE, **VERIFY, **REMEMBERED}.items()
     if name.endswith(".logged")
 }
 """One more point of each commit: its entry is synced under a temporary name and has not taken effect."""
@@ -221,7 +233,21 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    known = [*POINTS, *KEYED, *RESET, *STOPS, *ONCE, *VERIFY, *WRITTEN, *INTAKE, *AT_WORK, *MINTED, *EDITED, *QUEUES]
+    known = [
+        *POINTS,
+        *KEYED,
+        *RESET,
+        *STOPS,
+        *ONCE,
+        *VERIFY,
+        *REMEMBERED,
+        *WRITTEN,
+        *INTAKE,
+        *AT_WORK,
+        *MINTED,
+        *EDITED,
+        *QUEUES,
+    ]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), once_file, by)

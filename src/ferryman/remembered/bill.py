@@ -1,0 +1,40 @@
+"""The bill: what calls were made, what was answered from memory, and what that cost and saved, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def dollars(amount: float) -> str:
+    """Return an amount of money: ``$0.43``; small amounts with two digits that say something."""
+    if amount >= 0.01 or not amount:
+        return f"${amount:,.2f}"
+    return f"${amount:.2g}" if amount >= 0.0001 else f"${amount:.1e}"
+
+
+def count(number: float) -> str:
+    """Return a number with its digits in groups of three."""
+    return f"{int(number):,}".replace(",", " ")
+
+
+def describe_bill(name: str, counts: Mapping[str, float]) -> str:
+    """Return ``embed: 620 calls ($0.43), 11 380 answers remembered ($7.97 saved), 1 call in doubt``."""
+    paid = f" ({dollars(counts['spent'])})" if counts["spent"] else ""
+    saved = f" ({dollars(counts['saved'])} saved)" if counts["saved"] else ""
+    calls, hits = counts["calls"], counts["hits"]
+    parts = [
+        f"{count(calls)} {'call' if calls == 1 else 'calls'}{paid}",
+        f"{count(hits)} {'answer' if hits == 1 else 'answers'} remembered{saved}",
+    ]
+    if in_doubt := counts["in_doubt"]:
+        parts.append(f"{count(in_doubt)} {'call' if in_doubt == 1 else 'calls'} in doubt made again")
+    return f"{name}: {', '.join(parts)}"
+
+
+def describe_need(name: str, documents: int, uncalled: int, calls: int, cost: float) -> str:
+    """Return ``embed: 620 of 12 000 documents need a call, $0.43``; with the number of calls where inputs are equal."""
+    noun, verb = ("document", "needs") if documents == 1 else ("documents", "need")
+    verb = "needs" if uncalled == 1 else verb
+    shared = f" ({count(calls)} different)" if calls != uncalled else ""
+    price = f", {dollars(calls * cost)}" if cost else ""
+    return f"{name}: {count(uncalled)} of {count(documents)} {noun} {verb} a call{shared}{price}"
