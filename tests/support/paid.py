@@ -1,9 +1,10 @@
-"""A paid service that notes each input it is called for, and steps that ask it in every way in which steps are called."""
+"""A paid service that notes each input it is called for, and steps that ask it in every way that there is."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,27 @@ from ferryman.sources import Memory
 from tests.support.plan_world import PlanWorld
 
 DIMENSIONS = 32
+
+
+class Notes:
+    """A list in a file: a step is pickled, and what it appends to a list of this process is lost.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def append(self, value: object) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(value) + "\n")
+
+    def read(self) -> list[Any]:
+        return [json.loads(line) for line in self._path.read_text().splitlines()] if self._path.exists() else []
+
+    def clear(self) -> None:
+        self._path.unlink(missing_ok=True)
 
 
 class Service:

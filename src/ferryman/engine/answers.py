@@ -13,11 +13,9 @@ from ferryman.plan import StepNode
 from ferryman.plan.nodes import remembering_steps
 from ferryman.plan.structure import is_version, structure
 from ferryman.remembered.log import LogName
-from ferryman.remembered.store import FOLDER
-from ferryman.remembered.upkeep import FORGET, StoreKeeper
+from ferryman.remembered.upkeep import FORGET, StoreKeeper, store_of
 from ferryman.state.state import State
 from ferryman.storage import files
-from ferryman.storage.files import StatePath
 
 _T = TypeVar("_T")
 
@@ -34,16 +32,6 @@ class _Store(NamedTuple):
     keeper: StoreKeeper
 
 
-def store_folder(step: StepNode, states: StatePath) -> StatePath:
-    """Return the folder of what a step remembers.
-
-    Args:
-        states: folder of all states.
-    """
-    assert step.remember is not None
-    return states / FOLDER / (step.remember.name or step.name)
-
-
 class AnswerUpkeep:
     """Maintains what the steps of a state's plan remember.
 
@@ -55,7 +43,7 @@ class AnswerUpkeep:
         self._state = state
         self._report = report
         self._stores = [
-            _Store(step, StoreKeeper(store_folder(step, state.root.parent)))
+            _Store(step, store_of(step.name, step.remember, state.root.parent))
             for step in remembering_steps(state.plan.nodes)
         ]
         self._counts: dict[str, Counter[str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 
 def dollars(amount: float) -> str:
@@ -31,10 +32,14 @@ def describe_bill(name: str, counts: Mapping[str, float]) -> str:
     return f"{name}: {', '.join(parts)}"
 
 
-def describe_need(name: str, documents: int, uncalled: int, calls: int, cost: float) -> str:
-    """Return ``embed: 620 of 12 000 documents need a call, $0.43``; with the number of calls where inputs are equal."""
-    noun, verb = ("document", "needs") if documents == 1 else ("documents", "need")
-    verb = "needs" if uncalled == 1 else verb
-    shared = f" ({count(calls)} different)" if calls != uncalled else ""
-    price = f", {dollars(calls * cost)}" if cost else ""
-    return f"{name}: {count(uncalled)} of {count(documents)} {noun} {verb} a call{shared}{price}"
+def describe_need(call: Mapping[str, Any]) -> str:
+    """Return ``embed: 620 of 12 000 documents need a call, $0.43``; where some have the same input, how many calls.
+
+    Args:
+        call: an element of ``calls`` of ``preview --json``.
+    """
+    documents = f"{count(call['documents'])} {'document' if call['documents'] == 1 else 'documents'}"
+    verb = "needs" if call["need"] == 1 else "need"
+    shared = f" ({count(call['calls'])} different)" if call["calls"] != call["need"] else ""
+    price = f", {dollars(call['cost'])}" if call["cost"] else ""
+    return f"{call['step']}: {count(call['need'])} of {documents} {verb} a call{shared}{price}"

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +25,9 @@ import pyarrow.compute as pc
 from ferryman import crash, limits
 from ferryman.errors import StateHeld
 from ferryman.remembered import log
-from ferryman.remembered.inputs import KEY_BYTES, document_hash
+from ferryman.remembered.inputs import KEY_BYTES, document_hash, key_of
 from ferryman.remembered.log import Answered, Begun, Doubted, Ended, Forgotten, Header, LogName, LogWriter, Used
+from ferryman.remembered.policy import Remember
 from ferryman.remembered.sorted_files import SortedFiles
 from ferryman.remembered.store import FOLDER, AnswerReader, now_us
 from ferryman.remembered.table import (
@@ -46,7 +47,7 @@ from ferryman.storage.delta import DataFile
 from ferryman.storage.files import StatePath
 from ferryman.storage.locks import take_lock
 
-FORGET: Final = "~forget"
+FORGET: Final = "-forget"
 """Name of the plan in logs of ``forget``; no plan is called so."""
 _FOLD_BYTES: Final = 8 * limits.MIB
 _FOLD_LOGS: Final = 32
@@ -166,7 +167,7 @@ class StoreKeeper:
             max_bytes: drop what was not used for longest if the store is larger.
             at_once: also if the logs are few and small.
         """
-        names = [name for name in log.log_names(self._log_folder) if self._is_done(name, is_settled)]
+        names = self._foldable(is_settled)
         if not names or (not at_once and len(names) < _FOLD_LOGS and self._log_bytes(names) < _FOLD_BYTES):
             return Counter()
         try:
@@ -191,6 +192,7 @@ class StoreKeeper:
                     folded.read(self._log_folder / name, name)
         if not folded.names:
             return False
+        folded.forgotten = self._read_logs(log.log_names(self._log_folder)).forgotten
         now = time.time()
         self._documents.add(keys_array(folded.pairs, 2 * KEY_BYTES), now)  # 2
         if max_bytes is not None:
@@ -222,18 +224,20 @@ class StoreKeeper:
                     adds.append(table.write(_without(table.groups(file), folded.forgotten), file.partition[BUCKET]))
         return [file for file in adds if file is not None], removes
 
+    def remove_forgotten(self) -> bool:
+        """Remove what was forgotten from the table; return whether all of it is removed: what is in the log of a wave
+        that is not settled goes with that."""
+        self.fold(lambda name: name.plan == FORGET)
+        return not any(name.startswith(f"{FORGET}~0~") for name in log.log_names(self._log_folder))
+
     def counts_of_logs(self, own: Callable[[LogName], bool], names: Iterable[str] | None = None) -> Counter[str]:
         """Return what some logs say, or all: calls, hits, in_doubt, and what was spent and saved, in millionths.
 
         Args:
             own: returns whether a log is counted.
         """
-        logs = _Folded()
-        for name in log.log_names(self._log_folder) if names is None else names:
-            if (parsed := LogName.parse(name)) is not None and own(parsed):
-                with contextlib.suppress(FileNotFoundError):
-                    logs.read(self._log_folder / name, name)
-        return logs.counts
+        wanted = log.log_names(self._log_folder) if names is None else names
+        return self._read_logs(n for n in wanted if (parsed := LogName.parse(n)) is not None and own(parsed)).counts
 
     def size(self) -> int:
         """Return the bytes of the table and the logs."""
@@ -250,6 +254,18 @@ class StoreKeeper:
             folded.counts["calls"] -= len(keys)  # they are counted with that log
             writer.close()
         return {*folded.begun}
+
+    def _foldable(self, is_settled: Callable[[LogName], bool]) -> list[str]:
+        """Return the logs that can go into the table. One that forgets stays as long as an older log does, of which it
+        may forget answers."""
+        done: list[str] = []
+        all_done = True
+        for name in log.log_names(self._log_folder):
+            if self._is_done(name, is_settled) and (all_done or not name.startswith(FORGET)):
+                done.append(name)
+            else:
+                all_done = False
+        return done
 
     def _is_done(self, name: str, is_settled: Callable[[LogName], bool]) -> bool:
         parsed = LogName.parse(name)
@@ -290,12 +306,8 @@ class StoreKeeper:
 
     def _drop(self, table: AnswerTable, max_bytes: int, needed: set[bytes]) -> None:
         """Drop what was not used for longest, but nothing that a log which was not folded has used."""
-        protected = {*needed}
-        for name in log.log_names(self._log_folder):
-            rest = _Folded()
-            with contextlib.suppress(FileNotFoundError):
-                rest.read(self._log_folder / name, name)
-            protected |= rest.used | rest.begun.keys()
+        rest = self._read_logs(log.log_names(self._log_folder))
+        protected = needed | rest.used | rest.begun.keys()
         keep = np.sort(keys_array(protected))
         ages, sizes, owners = [], [], []
         sets = sorted(self._used.sets(), key=lambda each: each[0])
@@ -329,13 +341,9 @@ class StoreKeeper:
     def keys_of_document(self, id: str) -> set[bytes]:
         """Return the inputs that a document, or a child of it, has used, also if it was deleted since."""
         wanted = document_hash(id)
-        found = {pair[KEY_BYTES:] for pair in self._documents.with_prefix(wanted)}
-        for name in log.log_names(self._log_folder):
-            rest = _Folded()
-            with contextlib.suppress(FileNotFoundError):
-                rest.read(self._log_folder / name, name)
-            found |= {pair[KEY_BYTES:] for pair in rest.pairs if pair.startswith(wanted)}
-        return found
+        pairs = self._read_logs(log.log_names(self._log_folder)).pairs
+        pairs += self._documents.with_prefix(wanted)
+        return {pair[KEY_BYTES:] for pair in pairs if pair.startswith(wanted)}
 
     def rows(self) -> Iterator[Row]:
         """Yield key, version and answer of each input, of the table and of all logs; an answer may be older than
@@ -348,19 +356,37 @@ class StoreKeeper:
                     if row.answer.created > logs.forgotten.get(row.key, 0):
                         yield row
 
+    def _read_logs(self, names: Iterable[str]) -> _Folded:
+        """Read these logs; those that have gone into the table meanwhile are skipped."""
+        logs = _Folded()
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                logs.read(self._log_folder / name, name)
+        return logs
+
     def _read(self) -> tuple[AnswerTable, _Folded, list[str]]:
         """Read the logs that are not in the table, *then* the table. If some have gone into it meanwhile, again."""
         table = AnswerTable(self.folder)
         table.refresh()
         while True:
             names = [name for name in log.log_names(self._log_folder) if name not in table.folded()]
-            logs = _Folded()
-            with contextlib.suppress(FileNotFoundError):
-                for name in names:
-                    logs.read(self._log_folder / name, name)
+            logs = self._read_logs(names)
             table.refresh()
             if not table.folded() & {*names}:
                 return table, logs, names
+
+    def keys_where(self, version: str | None = None, before_us: int | None = None) -> set[bytes]:
+        """Return the inputs with answers of a version, and from before a time (µs since 1970); None: of any."""
+        return {
+            row.key
+            for row in self.rows()
+            if version in (None, row.version) and (before_us is None or row.answer.created < before_us)
+        }
+
+    def keys_of_input(self, fields: dict[str, Any], content: bytes | None) -> set[bytes]:
+        """Return the keys of an input, one for each version that has answers."""
+        versions = {row.version for row in self.rows()}
+        return {key_of(self.folder.name, version, fields, content) for version in versions}
 
     def forget(self, keys: Iterable[bytes]) -> int:
         """Forget the answers to these inputs, at once for all tasks; return how many there were."""
@@ -416,6 +442,16 @@ def _between(groups: list[pa.Table], low: bytes, high: bytes) -> pa.Table:
     table = pa.concat_tables(groups)
     key = table["key"]
     return table.filter(pc.and_(pc.greater_equal(key, low.hex()), pc.less_equal(key, high.hex())))
+
+
+def store_of(step: str, remember: Remember | None, states: StatePath) -> StoreKeeper:
+    """Return the store of a step.
+
+    Args:
+        states: folder of all states.
+    """
+    assert remember is not None
+    return StoreKeeper(states / FOLDER / (remember.name or step))
 
 
 def stores(states: StatePath) -> list[StoreKeeper]:

@@ -87,9 +87,9 @@ class TaskAnswers:
 
         return call_step
 
-    def needs(self) -> dict[str, tuple[int, set[bytes]]]:
-        """Return step -> number of documents that came to it, and the inputs that need a call."""
-        return {name: (each.documents, each.missing) for name, each in self._calls.items()}
+    def needs(self) -> dict[str, tuple[int, int, set[bytes]]]:
+        """Return step -> number of documents that came to it, of those that need a call, and their inputs."""
+        return {name: (each.documents, each.uncalled, each.missing) for name, each in self._calls.items()}
 
     def note_used(self) -> None:
         """Note what was used so far, in case the process is killed."""
