@@ -20,6 +20,10 @@ from tests.support.plan_world import PlanWorld
 DIMENSIONS = 32
 
 
+def event(_name: str) -> None:
+    """Do nothing; a process that is to be killed in a call sets another one here."""
+
+
 class Notes:
     """A list in a file: a step is pickled, and what it appends to a list of this process is lost.
 
@@ -55,11 +59,13 @@ class Service:
     def vector(self, text: str, key: str = "") -> list[float]:
         """Answer for a text; the notes outlive the process."""
         self._note(self._asked, f"{text} {key}")
+        event("asked")
         if text.startswith("never"):
             raise PermanentError("this text is too long")
         if text.startswith("later"):
             raise TransientError("busy")
         self._note(self._answered, text)
+        event("answered")
         return vector_of(text)
 
     def calls(self) -> Counter[str]:
