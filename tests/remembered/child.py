@@ -51,6 +51,7 @@ def work(job: Job) -> None:
 def _die_at(number: int, died: Path, spared: int) -> None:
     """Kill this process, or a child of it, at the event of this number."""
     left = [number]
+
     def count(_name: str = "") -> None:
         if os.getpid() == spared or died.exists():
             return

@@ -78,15 +78,15 @@ class Killed:
 def test_random_kills(zygote: Zygote, place: Path, seed: int) -> None:
     """Kills of the driver or of a worker at any durable write and in any call, while documents change."""
     chance = random.Random(seed)
-    killed = Killed(zygote, place, MODES[seed % len(MODES)])
-    fork = seed % 3 == 2
+    killed = Killed(zygote, place, MODES[(seed + seed // 10) % len(MODES)])
+    fork = seed % 4 == 0
     words = [f"t{chance.randrange(8)}" for _ in range(14)]
     seen = {*words}
-    for _ in range(KILLS_OF_A_SEED):
-        killed.run(words, die_at=chance.randrange(1, 40 if fork else 90), fork=fork)
-        if chance.random() < 0.5:
-            words[chance.randrange(len(words))] = f"t{chance.randrange(30)}"
-            seen |= {*words}
+    while killed.kills < KILLS_OF_A_SEED:
+        for n in chance.sample(range(len(words)), 3):
+            words[n] = f"t{chance.randrange(30)}"
+        seen |= {*words}
+        killed.run(words, die_at=chance.randrange(1, 12 if fork else 60), fork=fork)
     killed.run(words)
     killed.check(words, seen)
 
