@@ -44,7 +44,7 @@ def test_a_preview_says_what_a_run_would_call(place: Path, mode: str) -> None:
     assert len(shown.gets) == 31 - len(need) - 1, "no delete of what the run would only send again"
     assert not shown.errors
     assert not shown.dropped
-    assert describe_need(bill) == f"embed: {len(need) + 1} of 31 documents need a call (3 different), $0.0030"
+    assert describe_need(bill) == f"embed: {len(need) + 1} of 31 documents need a call (3 different), $0.003"
     done = world.run().remembered["embed"]
     assert (done["calls"], done["hits"]) == (3, 28)
 
