@@ -23,6 +23,7 @@ from tests.support.previewed import previewed
 from tests.support.snapshot import snapshot
 
 
+@pytest.mark.rule("remember.preview")
 @pytest.mark.parametrize("mode", ["plain", "batch", "async threads"])
 def test_a_preview_says_what_a_run_would_call(place: Path, mode: str) -> None:
     """It counts the calls of all documents, makes none, and writes nothing; remembered answers are shown."""
@@ -60,13 +61,14 @@ def test_the_bill_is_in_words() -> None:
     )
     assert [dollars(x) for x in (0, 0.00002, 0.0012, 0.5, 1234.5)] == [
         "$0.00",
-        "$2.0e-05",
+        "$0.00002",
         "$0.0012",
         "$0.50",
         "$1,234.50",
     ]
 
 
+@pytest.mark.rule("remember.bill")
 def test_status_and_the_command(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +104,7 @@ def _generates(doc: Document) -> Any:
     yield doc
 
 
+@pytest.mark.rule("remember.fields-only")
 @pytest.mark.parametrize(
     ("fn", "remember", "why"),
     [

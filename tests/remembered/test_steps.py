@@ -36,6 +36,8 @@ def _compared(world: PlanWorld) -> list[Any]:
     return [[line[c] for c in ("op", "id", "fields", "hash", "route")] for line in world.out().lines()]
 
 
+@pytest.mark.rule("remember.once-plus-in-flight")
+@pytest.mark.rule("remember.same-deliveries")
 @pytest.mark.parametrize("mode", MODES)
 def test_each_input_is_called_for_once(place: Path, mode: str) -> None:
     """Equal texts of several documents, now and later, cost one call; a change outside of what is read costs none."""
@@ -62,6 +64,7 @@ def test_each_input_is_called_for_once(place: Path, mode: str) -> None:
     assert service.calls().total() == 7
 
 
+@pytest.mark.rule("remember.refusals")
 @pytest.mark.parametrize("mode", ["plain", "batch", "async batch", "threads"])
 def test_what_fails_is_its_document_s_alone(place: Path, mode: str) -> None:
     """A refusal is remembered, an error that passes is not, and the answers beside them are kept."""
@@ -112,6 +115,7 @@ def plan_with(world: PlanWorld, fn: Callable[..., Any], **options: Any) -> Plan:
     return plan
 
 
+@pytest.mark.rule("remember.numbers")
 @pytest.mark.parametrize("wrong", [[math.nan] * 32, [0.0] * 32, [1.5, math.inf] * 16])
 def test_numbers_that_are_none_are_never_remembered(place: Path, wrong: list[float]) -> None:
     """NaN, infinity and a vector of zeros are what the step made of this document now, and are asked for again."""
@@ -128,6 +132,7 @@ def test_numbers_that_are_none_are_never_remembered(place: Path, wrong: list[flo
     assert len(calls.read()) == 2
 
 
+@pytest.mark.rule("remember.numbers")
 @pytest.mark.parametrize("count", [-1, 1])
 def test_an_answer_of_a_wrong_length_is_never_remembered(place: Path, count: int) -> None:
     """Lists match by place: one answer too many or too few would shift all vectors behind it."""
@@ -170,6 +175,7 @@ def _other_field(doc: Document) -> Document:
     return doc
 
 
+@pytest.mark.rule("remember.fields-only")
 @pytest.mark.parametrize(
     ("step", "why"),
     [
@@ -196,6 +202,7 @@ def test_what_cannot_be_remembered_stops_the_step(place: Path, step: Callable[..
     assert any(why in text for text in summary.messages), summary.messages
 
 
+@pytest.mark.rule("remember.reads")
 def test_a_step_sees_only_what_it_reads(place: Path) -> None:
     """So what is not read cannot change an answer; it stays in the document."""
     seen = Notes(place / "seen")
@@ -256,6 +263,7 @@ def test_a_document_without_what_is_read_is_called_for_each_time(place: Path) ->
     assert delivered(world)["a"]["vector"] != delivered(world)["b"]["vector"]
 
 
+@pytest.mark.rule("remember.shared")
 def test_two_plans_and_two_versions_share_answers(place: Path) -> None:
     """What a version of a plan has paid for, another one and another plan get."""
     world, service = PlanWorld(place, build_paid), Service(place)
@@ -270,6 +278,7 @@ def test_two_plans_and_two_versions_share_answers(place: Path) -> None:
     assert service.calls().total() == 12
 
 
+@pytest.mark.rule("remember.shared")
 def test_a_document_that_moved_or_came_back_costs_nothing(place: Path) -> None:
     world, service = paid(place), Service(place)
     world.put("old/a", words="x")
@@ -284,6 +293,7 @@ def test_a_document_that_moved_or_came_back_costs_nothing(place: Path) -> None:
     assert service.calls() == {"x": 1}
 
 
+@pytest.mark.rule("remember.force")
 def test_retry_with_force_does_not_call_again(place: Path) -> None:
     """``--forget`` does, for the documents that are asked for."""
     world, service = paid(place), Service(place)
@@ -301,6 +311,7 @@ def test_retry_with_force_does_not_call_again(place: Path) -> None:
     assert service.calls() == {"t0": 2, "t1": 2, "t2": 3, "t3": 2}
 
 
+@pytest.mark.rule("remember.refusals")
 def test_answers_and_refusals_expire(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(place)
     remember = Remember("v1", reads=["words"], expires="10d", refusals="2d")
@@ -318,6 +329,7 @@ def test_answers_and_refusals_expire(place: Path, monkeypatch: pytest.MonkeyPatc
         assert (service.calls()["a"], service.calls()["never"]) == calls, days
 
 
+@pytest.mark.rule("remember.code-changed")
 def test_a_changed_step_is_said_once(place: Path) -> None:
     """Nothing is invalidated behind anybody's back."""
     world = PlanWorld(place)

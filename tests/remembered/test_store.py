@@ -71,6 +71,7 @@ def fold(folder: StatePath, **options: Any) -> None:
     StoreKeeper(folder).fold(lambda name: True, **options)
 
 
+@pytest.mark.rule("remember.one-caller")
 def test_one_task_calls_and_the_others_wait(folder: StatePath) -> None:
     """Of two tasks that need an answer one calls; the other one finds it, or calls when the first has failed."""
     one, two = open_store(folder), open_store(folder)
@@ -93,6 +94,7 @@ def _fields(answer: Answer | None) -> tuple[Any, ...]:
     return tuple(getattr(answer, name) for name in answer.__struct_fields__)
 
 
+@pytest.mark.rule("remember.one-caller")
 def test_many_tasks_at_once(folder: StatePath) -> None:
     """Threads with stores of their own call for the same inputs in other orders: each input is called for once."""
     called: list[bytes] = []
@@ -182,6 +184,7 @@ def test_the_store_is_hardly_larger_than_its_vectors(place: Path) -> None:
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 1.2 * raw
 
 
+@pytest.mark.rule("remember.damage")
 @pytest.mark.parametrize("where", ["log", "answers", "index"])
 @pytest.mark.parametrize("seed", range(8))
 def test_damage_is_called_for_again(place: Path, where: str, seed: int) -> None:
@@ -227,6 +230,7 @@ def test_an_incomplete_record_is_not_read(place: Path) -> None:
     assert recalled(folder, ["a", "b"]) == ["a"]
 
 
+@pytest.mark.rule("remember.forget")
 def test_forgetting(folder: StatePath) -> None:
     """By version, by age, by document, by input; at once, in logs and table, and for good."""
     v2 = Remember("v2", reads=["words"])
@@ -258,6 +262,7 @@ def test_forgetting(folder: StatePath) -> None:
     assert list(keeper.rows()) == []
 
 
+@pytest.mark.rule("remember.forget")
 def test_what_is_forgotten_stays_forgotten_while_a_wave_is_not_settled(folder: StatePath) -> None:
     """A log that goes into the table later does not bring it back."""
     remember_all(folder, ["a"], wave=5)
@@ -270,6 +275,7 @@ def test_what_is_forgotten_stays_forgotten_while_a_wave_is_not_settled(folder: S
     assert list(keeper.rows()) == []
 
 
+@pytest.mark.rule("remember.doubt")
 def test_a_call_without_an_answer_is_in_doubt(folder: StatePath) -> None:
     """It is made again, and counted, also after its log has gone into the table; a noted error is no doubt."""
     killed = open_store(folder)
@@ -300,6 +306,7 @@ def _kill(store: AnswerStore) -> None:
         claims.close()  # type: ignore[union-attr]
 
 
+@pytest.mark.rule("remember.limit")
 def test_the_store_is_kept_below_its_size(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not used for longest goes, but nothing that a wave needs which is not settled."""
     folder, chance = place / "remembered" / "embed", np.random.default_rng(0)

@@ -21,6 +21,7 @@ from tests.support.plan_world import PlanWorld, run_plan
 __all__ = ["faulty", "states"]
 
 
+@pytest.mark.rule("remember.one-caller")
 @pytest.mark.parametrize("mode", ["plain", "batch", "threads"])
 def test_two_plans_at_once_call_once(place: Path, mode: str) -> None:
     """Two drivers with tasks in processes of their own, which begin together: the second one waits for the answers."""

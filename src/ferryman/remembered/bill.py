@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 
@@ -10,7 +11,7 @@ def dollars(amount: float) -> str:
     """Return an amount of money: ``$0.43``; small amounts with two digits that say something."""
     if amount >= 0.01 or not amount:
         return f"${amount:,.2f}"
-    return f"${amount:.2g}" if amount >= 0.0001 else f"${amount:.1e}"
+    return f"${format(Decimal(f'{amount:.1e}').normalize(), 'f')}"
 
 
 def count(number: float) -> str:

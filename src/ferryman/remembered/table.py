@@ -56,8 +56,6 @@ BUCKET: Final = "bucket"
 NEW: Final = "new"
 FOLDED: Final = "folded"
 """Field of a commit: the logs whose records it has."""
-KIND: Final = "remembered"
-"""Purpose of the table's commits; names their crash points."""
 
 _FILE_COLUMNS: Final = pa.schema([field for field in ANSWERS if field.name != BUCKET])
 _GROUP_BYTES: Final = 128 * limits.KIB
@@ -279,7 +277,7 @@ class AnswerTable:
         self, adds: Sequence[DataFile], removes: Sequence[DataFile], totals: dict[str, int], info: dict[str, Any]
     ) -> bool:
         """Commit a change of the table; return False if another process was faster."""
-        entry = LogEntry(KIND, tuple(adds), tuple(file.path for file in removes), totals, info)
+        entry = LogEntry("remembered", tuple(adds), tuple(file.path for file in removes), totals, info)
         if not self.log.commit(entry):
             return False
         self._sort()
