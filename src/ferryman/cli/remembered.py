@@ -36,6 +36,7 @@ def list_stores(state: StateDir = None, json: Json = False, verbose: Verbose = F
     calls: inputs that a step was called for. remembered: inputs that were answered without a call. in doubt: calls
     that were made again because nobody knows what became of the one before. Dollars by the cost= that plans named.
     """
+    from ferryman.remembered.bill import dollars
     from ferryman.remembered.upkeep import stores
 
     totals = [keeper.totals() for keeper in stores(folder_of_states(state))]
@@ -54,8 +55,8 @@ def list_stores(state: StateDir = None, json: Json = False, verbose: Verbose = F
                     format_count(each.calls),
                     format_count(each.hits),
                     format_count(each.in_doubt),
-                    f"${each.spent:,.2f}",
-                    f"${each.saved:,.2f}",
+                    dollars(each.spent),
+                    dollars(each.saved),
                 ]
                 for each in totals
             ],

@@ -1,4 +1,4 @@
-"""What the steps of a plan remember, for its driver: stores are maintained between waves, and counted at the end."""
+"""Upkeep of what the steps of a plan remember, by its driver: between waves, with the counts at the end of a run."""
 
 from __future__ import annotations
 

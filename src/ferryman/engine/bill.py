@@ -27,7 +27,7 @@ from ferryman.storage import files
 
 
 class StepNeed(NamedTuple):
-    """What one task has found of a step.
+    """Calls that the documents of one task need of a step.
 
     Attributes:
         documents: that come to the step.

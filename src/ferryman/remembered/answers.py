@@ -27,7 +27,7 @@ _Place = list[str | int]
 """Names and numbers that lead to a value in the fields."""
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RememberedAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Answer of a step to an input.
 
     Attributes:
@@ -88,7 +88,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Unremembered(msgspec.Struct, frozen=True):
-    """What a step wrote and cannot be remembered: numbers that are none, vectors of zeros, values that are not JSON."""
+    """Result of a step that cannot be remembered: numbers that are none, vectors of zeros, values that are not JSON."""
 
     fields: dict[str, Any]
     removed: list[str]
@@ -101,15 +101,15 @@ class Unremembered(msgspec.Struct, frozen=True):
         return doc
 
 
-def refusal(error: PermanentError, created: int) -> Answer:
+def refusal(error: PermanentError, created: int) -> RememberedAnswer:
     """Return the answer of a step that refused its input for good."""
     kind = next(name for name in ("Unsupported", "BadDocument", "PermanentError") if isinstance(error, _ERRORS[name]))
-    return Answer(REFUSED, created, reason=plain_text(error), error=kind)
+    return RememberedAnswer(REFUSED, created, reason=plain_text(error), error=kind)
 
 
 def answer_of(
     step: str, given: Input, returned: Any, writes: Iterable[str] | None, created: int
-) -> Answer | Unremembered:
+) -> RememberedAnswer | Unremembered:
     """Return what a step answered.
 
     Args:
@@ -120,7 +120,7 @@ def answer_of(
         PermanentError: it refused the input.
     """
     if returned is None:
-        return Answer(DROPPED, created)
+        return RememberedAnswer(DROPPED, created)
     doc = _only_document(step, given, returned)
     if doc.refused is not None:
         raise doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(plain_text(doc.refused))
@@ -147,7 +147,7 @@ def answer_of(
     except (BadDocument, OverflowError):
         return Unremembered(changed, removed)
     places = [(place, len(vector)) for place, vector in vectors]
-    return Answer(WRITTEN, created, fields, removed, places, b"".join(each.tobytes() for each in numbers))
+    return RememberedAnswer(WRITTEN, created, fields, removed, places, b"".join(each.tobytes() for each in numbers))
 
 
 def _only_document(step: str, given: Input, returned: Any) -> Document:

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ferryman.remembered.answers import Answer
+from ferryman.remembered.answers import RememberedAnswer
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
 from ferryman.storage.objects import ObjectPath
@@ -43,7 +43,7 @@ class Answered(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """An answer to an input."""
 
     key: bytes
-    answer: Answer
+    answer: RememberedAnswer
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
@@ -214,7 +214,7 @@ def read_after(path: StatePath, start: Position) -> tuple[list[tuple[Position, R
     return [(Position(0, at), record) for at, record in records], Position(0, end)
 
 
-def read_answer(path: StatePath, place: Position) -> Answer | None:
+def read_answer(path: StatePath, place: Position) -> RememberedAnswer | None:
     """Return the answer at a place of a log; None: the log is gone, or the record is damaged."""
     try:
         if isinstance(path, ObjectPath):

@@ -27,7 +27,7 @@ class Remember:
 
     Args:
         version: names all that changes an answer besides its input: model, dimensions, role, prompt. Another version
-            is asked anew; answers of the old one stay until they are forgotten.
+            is called for again; answers of the old one stay until they are forgotten.
         name: name under which answers are shared between steps and plans; default: the step's name.
         reads: fields that the step reads; the others are not shown to it, and a change of them costs no call. "raw" is
             the content; so is "text" of a document without a field of this name. Default: all fields and the content.

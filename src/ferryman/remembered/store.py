@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from ferryman import crash
 from ferryman.remembered import log
-from ferryman.remembered.answers import REFUSED, Answer
+from ferryman.remembered.answers import REFUSED, RememberedAnswer
 from ferryman.remembered.claims import Claims, open_claims
 from ferryman.remembered.inputs import Input
 from ferryman.remembered.log import (
@@ -126,7 +126,7 @@ class AnswerReader:
                 for key in keys:
                     self._forgotten[key] = max(until, self._forgotten.get(key, 0))
 
-    def find(self, key: bytes) -> Answer | None:
+    def find(self, key: bytes) -> RememberedAnswer | None:
         """Return the newest answer to an input that was not forgotten; None: there is none."""
         answer = None
         if (place := self._places.get(key)) is not None:
@@ -138,7 +138,7 @@ class AnswerReader:
             answer = self.table.find(key)
         return None if answer is None or answer.created <= self._forgotten.get(key, 0) else answer
 
-    def finds(self, key: bytes, remember: Remember) -> Answer | None:
+    def finds(self, key: bytes, remember: Remember) -> RememberedAnswer | None:
         """Return the answer to an input if it has not expired."""
         answer = self.find(key)
         if answer is None:
@@ -152,7 +152,7 @@ class AnswerStore:
 
     Args:
         folder: of the store.
-        log: name of the log that it writes; None: it only reads.
+        log_name: log that it writes; None: it only reads.
 
     Attributes:
         calls, hits, in_doubt: inputs that were called for, answered from memory, and called for again although a call
@@ -171,7 +171,7 @@ class AnswerStore:
         self.calls = self.hits = self.in_doubt = self.bytes = 0
         self._reader.refresh()
 
-    def recall(self, given: Input) -> Answer | None:
+    def recall(self, given: Input) -> RememberedAnswer | None:
         """Return the answer to an input from memory; None: it has to be called for."""
         with self._lock:
             answer = self._reader.finds(given.key, self._remember)
@@ -213,7 +213,7 @@ class AnswerStore:
             crash.point("remembered.begun")
             return {*keys}
 
-    def end(self, answered: Sequence[tuple[Input, Answer]], failed: Iterable[Input] = ()) -> None:
+    def end(self, answered: Sequence[tuple[Input, RememberedAnswer]], failed: Iterable[Input] = ()) -> None:
         """Note answers durably, and calls that ended without one; then give the claims back (5)."""
         with self._lock:
             keys = list(dict.fromkeys(each.key for each in failed))

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from ferryman import crash, limits
 from ferryman.errors import StateDamaged
-from ferryman.remembered.answers import Answer
+from ferryman.remembered.answers import RememberedAnswer
 from ferryman.remembered.inputs import KEY_BYTES
 from ferryman.storage import files
 from ferryman.storage.delta import OWN_CHECKPOINTS, DataFile, DeltaLog, LogEntry, delta_schema, first_entry
@@ -73,7 +73,7 @@ class Row(NamedTuple):
 
     key: bytes
     version: str
-    answer: Answer
+    answer: RememberedAnswer
 
 
 def keys_array(keys: Iterable[bytes], size: int = KEY_BYTES) -> Keys:
@@ -142,9 +142,9 @@ class AnswerTable:
         except KeyError:  # there is no table, or nothing but a checkpoint
             return set()
 
-    def find(self, key: bytes) -> Answer | None:
+    def find(self, key: bytes) -> RememberedAnswer | None:
         """Return the newest answer to an input; None: there is none that is whole."""
-        found: Answer | None = None
+        found: RememberedAnswer | None = None
         wanted = keys_array([key])
         for first, last, file in self._by_range:
             if first > key or last < key:
@@ -175,7 +175,7 @@ class AnswerTable:
         found = np.concatenate(keys) if keys else keys_array([])
         return found if len(found) == file.rows else keys_array([])  # places would be wrong
 
-    def _read(self, file: DataFile, row: int, key: bytes) -> Answer | None:
+    def _read(self, file: DataFile, row: int, key: bytes) -> RememberedAnswer | None:
         parquet = self._file(file)
         if parquet is None:
             return None
@@ -323,7 +323,7 @@ def rows_of(table: pa.Table) -> Iterator[Row]:
     for n, row in enumerate(table.select([c for c in _FILE_COLUMNS.names if c != "numbers"]).to_pylist()):
         numbers = table["numbers"][n]
         data = numbers.values.to_numpy(zero_copy_only=False).astype("<f4").tobytes() if len(numbers) else b""
-        answer = Answer(
+        answer = RememberedAnswer(
             row["kind"],
             _micros(row["created"]),
             row["fields"].encode(),

@@ -52,10 +52,6 @@ FORGET: Final = "-forget"
 _FOLD_BYTES: Final = 8 * limits.MIB
 _FOLD_LOGS: Final = 32
 """Bytes and number of logs from which on they go into the table between two waves. At the end of a run all do."""
-_NEW_FILES: Final = 16
-"""Files of partition ``new`` from which on they are merged with the others."""
-_BUCKET_BYTES: Final = 64 * limits.MIB
-"""Bytes of a bucket's file, about: what a merge holds in memory."""
 _NEW_SHARE: Final = 8
 """Share of the table, one in so many bytes, from which on new files are merged with all others."""
 _KEPT_SHARE: Final = 0.9
@@ -66,7 +62,7 @@ _CHECKPOINT_COMMITS: Final = 50
 
 
 class StoreTotals(NamedTuple):
-    """What a store has, and what became of all inputs so far.
+    """Totals of a store: what it has, and what became of all inputs so far.
 
     Attributes:
         answers: in the table and the logs.
@@ -85,7 +81,7 @@ class StoreTotals(NamedTuple):
 
 
 class _Folded:
-    """What some logs say."""
+    """Content of some logs, taken together."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -290,11 +286,11 @@ class StoreKeeper:
         """Merge new files when they are many: with each other, or, when they are large, with all others."""
         new = [file for file in table.files if file.partition[BUCKET] == NEW]
         size = sum(file.size for file in new)
-        if len(new) <= _NEW_FILES + size // _BUCKET_BYTES:
+        if len(new) <= limits.REMEMBERED_FILES + size // limits.REMEMBERED_FILE_BYTES:
             return
         everything = size * _NEW_SHARE >= table.size
-        merged = table.files if everything else [file for file in new if file.size < _BUCKET_BYTES]
-        bits = max(0, (sum(file.size for file in merged) // _BUCKET_BYTES).bit_length())
+        merged = table.files if everything else [file for file in new if file.size < limits.REMEMBERED_FILE_BYTES]
+        bits = max(0, (sum(file.size for file in merged) // limits.REMEMBERED_FILE_BYTES).bit_length())
         adds = []
         for number in range(1 << bits):
             low = (number << (8 * KEY_BYTES - bits)).to_bytes(KEY_BYTES, "big")

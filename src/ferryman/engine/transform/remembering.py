@@ -32,7 +32,7 @@ from ferryman.errors import (
     unless_interrupt,
 )
 from ferryman.plan import StepNode
-from ferryman.remembered.answers import DROPPED, Answer, Unremembered, answer_of, refusal
+from ferryman.remembered.answers import DROPPED, RememberedAnswer, Unremembered, answer_of, refusal
 from ferryman.remembered.inputs import Input, make_input
 from ferryman.remembered.log import LogName
 from ferryman.remembered.store import FOLDER, AnswerStore, now_us
@@ -47,7 +47,7 @@ def not_called_message(step: str) -> str:
 
 
 class TaskAnswers:
-    """What the steps of one task remember. A store is opened when it is first needed, in the process that needs it.
+    """Answers that the steps of one task remember. A store is opened when it is first needed, in the process that needs it.
 
     Args:
         root: folder of the state; the stores are beside it.
@@ -138,7 +138,7 @@ class RememberedCalls:
             tries += 1
         return answer.apply(doc)
 
-    def _call_one(self, given: Input, call: Callable[[Document], Any]) -> Answer | Unremembered:
+    def _call_one(self, given: Input, call: Callable[[Document], Any]) -> RememberedAnswer | Unremembered:
         """Call the step for an input and keep the answer; raise what it raised."""
         try:
             returned = call(given)
@@ -148,7 +148,7 @@ class RememberedCalls:
         [outcome] = self.keep([given], [returned])
         if isinstance(outcome, BaseException):
             raise outcome
-        kept: Answer | Unremembered = outcome
+        kept: RememberedAnswer | Unremembered = outcome
         return kept
 
     # -- any number of documents -------------------------------------------------------------------
@@ -166,7 +166,7 @@ class RememberedCalls:
             raise Dropped(not_called_message(self._step))
         return given
 
-    def recall(self, given: Input) -> Answer | None:
+    def recall(self, given: Input) -> RememberedAnswer | None:
         """Return the answer to an input from memory, if it is there.
 
         Raises:
@@ -190,10 +190,10 @@ class RememberedCalls:
             return self._store.begin(inputs)
 
     def keep(self, inputs: Sequence[Document], answers: Sequence[Any]) -> list[Any]:
-        """Keep what the step returned for each input; return an outcome for each: an ``Answer``, ``Unremembered`` or an
+        """Keep what the step returned for each input; return an outcome for each: an answer, ``Unremembered`` or an
         exception. What was called for a document without an input is returned as it is."""
         outcomes: list[Any] = []
-        kept: list[tuple[Input, Answer]] = []
+        kept: list[tuple[Input, RememberedAnswer]] = []
         failed: list[Input] = []
         for given, returned in zip(inputs, answers, strict=True):
             if not isinstance(given, Input):
@@ -209,7 +209,7 @@ class RememberedCalls:
             self._store.end(kept, failed)
         return outcomes
 
-    def _judge(self, given: Input, returned: Any) -> tuple[Any, Answer | None]:
+    def _judge(self, given: Input, returned: Any) -> tuple[Any, RememberedAnswer | None]:
         """Return the outcome of a call for an input, and the answer to keep."""
         try:
             if isinstance(returned, Exception):
@@ -218,11 +218,11 @@ class RememberedCalls:
         except BaseException as e:
             error = unless_interrupt(e)
             return error, self._answer_of_error(error)
-        return outcome, outcome if isinstance(outcome, Answer) else None
+        return outcome, outcome if isinstance(outcome, RememberedAnswer) else None
 
-    def _answer_of_error(self, error: BaseException) -> Answer | None:
+    def _answer_of_error(self, error: BaseException) -> RememberedAnswer | None:
         if isinstance(error, Dropped):
-            return Answer(DROPPED, now_us(), reason=plain_text(error))
+            return RememberedAnswer(DROPPED, now_us(), reason=plain_text(error))
         if not isinstance(error, PermanentError) or isinstance(error, (Misconfigured, WrongReturn)):
             return None
         return refusal(error, now_us()) if self._remember.refusals_s > 0 and not error.universal else None
