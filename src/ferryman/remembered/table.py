@@ -101,6 +101,8 @@ class AnswerTable:
         self._by_range: list[tuple[bytes, bytes, DataFile]] = []
         self._keys: dict[str, Keys] = {}
         self._open: OrderedDict[str, pq.ParquetFile | None] = OrderedDict()
+        self._starts: dict[str, np.ndarray[Any, Any]] = {}
+        """Data file -> first row of each of its row groups."""
         self._groups: OrderedDict[tuple[str, int], pa.Table | None] = OrderedDict()
         self.damaged = 0
         """Row groups, or files, that were not what was written."""
@@ -179,9 +181,9 @@ class AnswerTable:
         parquet = self._file(file)
         if parquet is None:
             return None
-        metadata, group = parquet.metadata, 0
-        while row >= (rows := metadata.row_group(group).num_rows):
-            row, group = row - rows, group + 1
+        starts = self._starts[file.path]
+        group = int(np.searchsorted(starts, row, "right")) - 1
+        row -= int(starts[group])
         place = file.path, group
         if place not in self._groups:
             self._groups[place] = self._read_group(parquet, group, None)
@@ -204,7 +206,9 @@ class AnswerTable:
             try:
                 path = files.local_copy(self.folder / file.path)
                 check_footer(path)
-                self._open[file.path] = pq.ParquetFile(path, page_checksum_verification=True, memory_map=False)
+                opened = pq.ParquetFile(path, page_checksum_verification=True, memory_map=False)
+                sizes = [opened.metadata.row_group(n).num_rows for n in range(opened.num_row_groups)]
+                self._open[file.path], self._starts[file.path] = opened, np.cumsum([0, *sizes])
             except (OSError, StateDamaged, pa.ArrowException):
                 self.damaged += 1
                 self._open[file.path] = None
@@ -232,12 +236,11 @@ class AnswerTable:
             keys = self.keys(file)
             first = int(np.searchsorted(keys, keys_array([between[0]]))[0])
             last = int(np.searchsorted(keys, keys_array([between[1]]), "right")[0])
-        start = 0
-        for group in range(parquet.metadata.num_row_groups):
-            end = start + parquet.metadata.row_group(group).num_rows
-            if start < last and end > first and (table := self._read_group(parquet, group, columns)) is not None:
+        starts = self._starts[file.path]
+        for group in range(parquet.num_row_groups):
+            wanted = starts[group] < last and starts[group + 1] > first
+            if wanted and (table := self._read_group(parquet, group, columns)) is not None:
                 yield table
-            start = end
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -320,20 +323,24 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
 
 def rows_of(table: pa.Table) -> Iterator[Row]:
     """Yield the answers in rows of a data file."""
-    for n, row in enumerate(table.select([c for c in _FILE_COLUMNS.names if c != "numbers"]).to_pylist()):
-        numbers = table["numbers"][n]
-        data = numbers.values.to_numpy(zero_copy_only=False).astype("<f4").tobytes() if len(numbers) else b""
+    names = [name for name in table.column_names if name != "numbers"]
+    for n in range(table.num_rows):
+        row = {name: table[name][n].as_py() for name in names}
+        numbers = table["numbers"][n].values
         answer = RememberedAnswer(
             row["kind"],
             _micros(row["created"]),
             row["fields"].encode(),
-            msgspec.json.decode(row["removed"] or "[]"),
-            msgspec.json.decode(row["vectors"] or "[]", type=list[tuple[list[str | int], int]]),
-            data,
+            msgspec.json.decode(row["removed"]) if row["removed"] else [],
+            _decode_vectors(row["vectors"]) if row["vectors"] else [],
+            b"" if numbers is None else numbers.to_numpy(zero_copy_only=False).astype("<f4").tobytes(),
             row["reason"],
             row["error"],
         )
         yield Row(bytes.fromhex(row["key"]), row["version"], answer)
+
+
+_decode_vectors = msgspec.json.Decoder(list[tuple[list[str | int], int]]).decode
 
 
 def _micros(when: dt.datetime) -> int:

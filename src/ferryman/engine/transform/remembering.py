@@ -47,7 +47,7 @@ def not_called_message(step: str) -> str:
 
 
 class TaskAnswers:
-    """Answers that the steps of one task remember. A store is opened when it is first needed, in the process that needs it.
+    """Answers that the steps of one task remember. A store is opened when it is first needed, by who needs it.
 
     Args:
         root: folder of the state; the stores are beside it.
