@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -175,3 +177,33 @@ def test_an_edited_paragraph_costs_one_call(place: Path) -> None:
     assert len(after) == 2
     assert all(line["fields"]["vector"] for line in after)
     assert vector_of("edited")
+
+
+def test_an_input_that_kills_its_process(place: Path) -> None:
+    """It fails alone, after as many calls as it has attempts, each in doubt; the others are called for once."""
+    service = Service(place)
+
+    def step(doc: Document) -> Document:
+        doc["vector"] = service.vector(doc["words"], doc.idempotency_key)
+        if doc["words"] == "deadly":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return doc
+
+    def plan(world: PlanWorld) -> Plan:
+        plan = Plan("paid", version=1)
+        node = plan.source("docs", Memory(world.documents, max_deleted=1.0))
+        remember = Remember("v1", reads=["words"])
+        node.step("embed", step, remember=remember).destination("out", world.out(), backoff=0)
+        return plan
+
+    world = PlanWorld(place, plan)
+    for n in range(8):
+        world.put(f"d{n}", words="deadly" if n == 3 else f"t{n % 4}")
+    summary = world.run(runner=InProcess(fork=True, failures=2))
+    assert summary.delivered == 7
+    assert summary.failed + summary.rejected == 1
+    calls = service.calls()
+    deaths = calls.pop("deadly")
+    assert calls == {"t0": 1, "t1": 1, "t2": 1, "t3": 1}
+    assert summary.remembered["embed"]["in_doubt"] == deaths - 1
+    assert {len(keys) for keys in service.keys().values()} == {1}
