@@ -43,6 +43,7 @@ OTHERS = (
     "intake",
     "serve",
     "queue",
+    "remembered",
     "flow",
     "combine",
     "sizes",

@@ -12,6 +12,7 @@ from ferryman.destinations.base import Effect, Guarantee
 from ferryman.document import Document
 from ferryman.errors import Dropped, Misconfigured, PermanentError, TransientError, Unavailable
 from ferryman.plan import Flow, Plan
+from ferryman.remembered import Remember
 
 if TYPE_CHECKING:
     from ferryman.engine.preview import preview
@@ -28,6 +29,7 @@ __all__ = [
     "Misconfigured",
     "PermanentError",
     "Plan",
+    "Remember",
     "TransientError",
     "Unavailable",
     "deliveries",

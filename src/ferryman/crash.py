@@ -131,6 +131,18 @@ MEMORY: Final[dict[str, str]] = {
 }
 """Additional points of the last wave of a scan whose sources have a memory, between 2 and 3."""
 
+REMEMBERED: Final[dict[str, str]] = {
+    "remembered.begun": EXECUTOR,
+    "remembered.answered": EXECUTOR,
+    "remembered.staged": DRIVER,
+    "remembered.logged": DRIVER,
+    "remembered.synced": DRIVER,
+    "remembered.folded": DRIVER,
+    "remembered.forgotten": DRIVER,
+}
+"""Additional points of plans with steps that remember: a call in 2, and between waves the commit that moves what tasks
+have noted into the table of answers. The last one is in ``remembered forget``."""
+
 ONCE: Final[dict[str, str]] = {
     "intake.logged": DRIVER,
     "intake.synced": DRIVER,
@@ -146,7 +158,7 @@ two are in a later run of a task that was killed: an executor's, or that of the 
 
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who
-    for name, who in {**POINTS, **KEYED, **RESET, **ONCE, **VERIFY}.items()
+    for name, who in {**POINTS, **KEYED, **RESET, **ONCE, **VERIFY, **REMEMBERED}.items()
     if name.endswith(".logged")
 }
 """One more point of each commit: its entry is synced under a temporary name and has not taken effect."""
@@ -236,7 +248,7 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, TARGETS, WRITTEN)
+    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, REMEMBERED, TARGETS, WRITTEN)
     known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")

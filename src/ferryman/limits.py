@@ -68,6 +68,12 @@ SORTED_ROWS: Final = 262_144
 MAX_DELETED: Final = 0.5
 """Share of a source's documents that may be missing at once before an operator is asked."""
 
+REMEMBERED_FILES: Final = 16
+"""New data files of a store of answers from which on they are merged: a task looks into each of them."""
+
+REMEMBERED_FILE_BYTES: Final = 64 * MIB
+"""Bytes of a merged data file of answers, about: what a merge holds in memory."""
+
 NAMED_DOCUMENTS: Final = 100_000
 """Documents that a retry requests from its sources by id: the ids travel with each task. If more are pending, all are
 listed."""

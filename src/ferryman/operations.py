@@ -21,6 +21,7 @@ from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
 from ferryman.observe import Observer, default_observer
 from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
+from ferryman.plan.nodes import remembering_steps
 from ferryman.plan.paths import Joint
 from ferryman.records.rows import Status
 from ferryman.sources.log import Log
@@ -513,13 +514,15 @@ def retry(
     source: str | None = None,
     force: bool = False,
     dirty: bool = False,
+    forget: bool = False,
     why: str = "",
 ) -> Retried:
     """Make failed deliveries due now, with attempts from zero (RESTART).
 
     With ``force`` documents are read again, changed or not, as a new revision (FORCE). With ``dirty`` the next scan
-    reads them, whatever their fingerprints, and they are processed if they have changed (DIRTY). The filters select
-    the deliveries.
+    reads them, whatever their fingerprints, and they are processed if they have changed (DIRTY). With ``forget`` steps
+    that remember are called again for them: what was answered for these documents is forgotten first. The filters
+    select the deliveries.
 
     Raises:
         UsageError: there is no state yet, or no such status.
@@ -527,8 +530,28 @@ def retry(
     if force and dirty:
         raise UsageError("force and dirty: force reads again in any case, give one of them.")
     verb = "retry --force" if force else "dirty" if dirty else "retry"
+    if forget:
+        _forget_answers(plan, existing_state(plan, state, "retry"), status, document, destination, source)
     statuses = None if status is None else frozenset(named_statuses(status)[0])
     return submit_command(plan, state, Command(verb, current_user(), why, statuses, document, destination, source))
+
+
+def _forget_answers(plan: Plan, root: StatePath, *which: str | None) -> None:
+    """Forget what steps of the plan that remember answered for documents.
+
+    Args:
+        which: status, document, destination and source of their deliveries; None: any.
+    """
+    from ferryman.remembered.upkeep import store_of  # it would make each start slower
+
+    status, document, destination, source = which
+    ids = set() if document is None else {document}
+    if document is None or status or destination or source:
+        rows = account.deliveries(root, plan=plan, status=status, destination=destination, source=source)
+        ids = {row["origin"] for row in rows if document in (None, row["document"], row["origin"])}
+    for step in remembering_steps(plan.nodes):
+        keeper = store_of(step.name, step.remember, root.parent)
+        keeper.forget(key for id in ids for key in keeper.keys_of_document(id))
 
 
 @explain_errors_of_state

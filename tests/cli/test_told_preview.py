@@ -34,13 +34,15 @@ def delivery(document: str, **more: Any) -> dict[str, Any]:
 
 
 def expected(**lists: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"gets": [], "dropped": [], "refused": [], "errors": [], "waiting": 0, **lists})
+    return SimpleNamespace(
+        **{"gets": [], "dropped": [], "refused": [], "errors": [], "uncalled": [], "waiting": 0, **lists}
+    )
 
 
 @pytest.fixture
 def previewed(fake: Fake, state: Path) -> SimpleNamespace:
     """What the engine says; ``asked``: what it was asked."""
-    found = SimpleNamespace(asked={}, documents=[], destinations={}, more={}, unread=0)
+    found = SimpleNamespace(asked={}, documents=[], destinations={}, more={}, unread=0, calls=[])
     found.as_dict = lambda: {"plan": "small", "documents": found.documents}
 
     def preview(plan: Any, **options: Any) -> SimpleNamespace:

@@ -33,6 +33,7 @@ _OF_PLANS = {
     **crash.MEMORY,
     **crash.ONCE,
     **crash.VERIFY,
+    **crash.REMEMBERED,
 }
 POINTS = {**_OF_PLANS, **dict.fromkeys(QUEUES, DRIVER)}
 PREFIXES = {point.partition(".")[0] for point in POINTS}

@@ -37,6 +37,7 @@ PAGES = [
     "keep-an-error-queue",
     "call-a-step-once",
     "run-a-model-over-batches",
+    "embed-each-text-once",
     "verify-an-index",
     "run-on-a-schedule",
     "run-in-a-container",

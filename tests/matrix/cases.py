@@ -22,6 +22,7 @@ AXES: Final[dict[str, tuple[str, ...]]] = {
     "strategy": ("", "at-most-once"),
     "state": ("disk", "store"),
     "queues": ("disk", "store"),
+    "remember": ("", "remembered"),
 }
 """Axis -> its values."""
 
@@ -54,6 +55,7 @@ class Case(msgspec.Struct, frozen=True):
     strategy: str
     state: str
     queues: str
+    remember: str
 
     @property
     def id(self) -> str:

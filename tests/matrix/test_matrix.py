@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ferryman.crash import EXECUTOR, KEYED, ONCE, POINTS, RESET, WRITTEN
+from ferryman.crash import EXECUTOR, KEYED, ONCE, POINTS, REMEMBERED, RESET, WRITTEN
 from ferryman.errors import PlanError
 from tests.matrix import cases
 from tests.matrix.cases import Case
@@ -24,7 +24,8 @@ from tests.support.zygote import Zygote
 
 ALL = cases.accepted("process")
 FEW = cases.pairs(ALL)
-EXECUTORS = {point for point, who in {**POINTS, **KEYED, **RESET, **ONCE, **WRITTEN}.items() if who == EXECUTOR}
+OF_PLANS = {**POINTS, **KEYED, **RESET, **ONCE, **REMEMBERED, **WRITTEN}
+EXECUTORS = {point for point, who in OF_PLANS.items() if who == EXECUTOR}
 FIRST = ("create.state", "epoch.synced", "scan.listed", "transform.done", "commit.ready", "wave.logged", "wave.synced")
 """Points that the first run of every plan passes."""
 

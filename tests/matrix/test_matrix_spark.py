@@ -24,9 +24,9 @@ TOGETHER = 8
 """Cases that share a session."""
 
 FEW = [
-    Case("files", "keyed", "plain", "exactly", "", "store", "disk"),
-    Case("queue", "alts", "plain", "queue", "at-most-once", "store", "store"),
-    Case("dataframe", "copies", "arrow", "sql", "", "disk", "disk"),
+    Case("files", "keyed", "plain", "exactly", "", "store", "disk", "remembered"),
+    Case("queue", "alts", "plain", "queue", "at-most-once", "store", "store", ""),
+    Case("dataframe", "copies", "arrow", "sql", "", "disk", "disk", "remembered"),
 ]
 
 

@@ -25,6 +25,7 @@ from ferryman.document import Document
 from ferryman.errors import PermanentError
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
+from ferryman.remembered import Remember
 from ferryman.routers import ByField, Duplicate
 from ferryman.sources import Changes, DataFrame, Files, JsonLines, Memory, Queue, Source
 from ferryman.state.state import state_root
@@ -253,6 +254,9 @@ class World:
         fn, options = MODES[case.mode]
         if case.shape == "exports":
             node = node.step("read", read).keyed("sums", balance, key=key_of)
+        if case.remember:  # what a document says must be in fields: they are what is remembered
+            node = node.step("say", read)
+            options = {**options, "remember": Remember("v1", name="worked")}
         node = node.step("work", fn, **options)
         if case.shape == "family":
             node = node.step("halves", halves)

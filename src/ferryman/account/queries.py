@@ -26,6 +26,7 @@ from ferryman.account.counts import WAVES, CachedCounts, load_cached, save_cache
 from ferryman.account.relations import COUNTS, EVERYTHING, UNSUCCESSFUL, Filter, FilterOptions, View
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
+from ferryman.plan.nodes import remembering_steps
 from ferryman.records.families import in_family_sql
 from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, STOPS, display_status, reason_of
 from ferryman.sources.log import CombinedLog, Log, Positions
@@ -66,7 +67,19 @@ def status(root: StatePath, plan: Plan) -> dict[str, Any]:
         **found,
         "sources": {**found["sources"], **logs},
         "destinations": {**found["destinations"], **combined},
+        **remembered_counts(root, plan),
     }
+
+
+def remembered_counts(root: StatePath, plan: Plan) -> dict[str, Any]:
+    """Return ``remembered``: for each step that remembers, what its store has and what became of all inputs so far; {}
+    if no step does."""
+    if not (steps := remembering_steps(plan.nodes)):
+        return {}
+    from ferryman.remembered.upkeep import store_of  # it would make each start slower
+
+    totals = {step.name: store_of(step.name, step.remember, root.parent).totals() for step in steps}
+    return {"remembered": {name: each._asdict() for name, each in totals.items()}}
 
 
 def outstanding(root: StatePath, plan: Plan) -> dict[str, int]:

@@ -844,6 +844,13 @@ def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool,
         [(name, *(numbers[c] for c in DESTINATION)) for name, numbers in found["destinations"].items()],
     )
     print_line()
+    if found.get("remembered"):
+        kept = ("answers", "bytes", "calls", "hits", "in_doubt", "spent", "saved")
+        print_table(
+            ("step remembers", *kept[:5], "spent, $", "saved, $"),
+            [(name, *(counts[c] for c in kept)) for name, counts in found["remembered"].items()],
+        )
+        print_line()
     if found["pending_reasons"]:
         print_line("Pending, and why:")
         _print_pending(found["pending_reasons"], running is not None)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from ferryman.cli import account, decide, plan, queue, run, terminal
+from ferryman.cli import account, decide, plan, queue, remembered, run, terminal
 from ferryman.cli.adopt import adopt
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import GlobalOptions, Verbose
@@ -107,6 +107,7 @@ app.command()(account.fsck)
 app.command()(warm_up)
 app.add_typer(plan.app)
 app.add_typer(queue.app)
+app.add_typer(remembered.app)
 app.add_typer(account.app)
 app.add_typer(intake_app)
 

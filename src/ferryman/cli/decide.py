@@ -32,6 +32,9 @@ def retry(
     dirty: Annotated[
         bool, typer.Option("--dirty", help="Have the next scan read them, even if their fingerprints are unchanged.")
     ] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Call steps that remember again: forget what they answered for these.")
+    ] = False,
     why: Why = "",
     state: StateDir = None,
     verbose: Verbose = False,
@@ -41,6 +44,7 @@ def retry(
     Resets the attempts of pending, failed and rejected deliveries: they are due now, and the next run sends them. So it
     does for a message before which the plan has stopped.
     Starts no Spark. Without a filter: all of them. What was delivered is left alone unless --force asks for it.
+    Steps that remember are not called again for what they have answered, not by --force either: --forget has it done.
     --dirty is for documents that have changed where no fingerprint shows it: they are read, and sent if they differ.
     While a run holds the state, the request is queued, and that run applies it.
     """
@@ -59,6 +63,7 @@ def retry(
         source=source,
         force=force,
         dirty=dirty,
+        forget=forget,
         why=why,
     )
     again = next_command("run", plan, state=state)

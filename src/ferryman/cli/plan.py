@@ -217,6 +217,9 @@ def preview(
 
     Of a flow each plan is previewed by itself, with what its queues have now.
 
+    Steps that remember are not called. Of all documents that the run would process it is counted how many need a call,
+    and what these cost: for that all of them go through the steps before.
+
     With --json the output is one JSON object, of a flow {"flow", "plans": {NAME: such an object}}:
 
     \b
@@ -225,8 +228,11 @@ def preview(
     documents        those that were transformed: source, document (the id), and
                      reason: new, changed, retry, forced, again, gone; with
                      --doc, if a run would leave it alone, unchanged or later
-    destinations     by name: the lists gets, dropped, refused, errors; and
+    destinations     by name: the lists gets, dropped, refused, errors, and
+                     uncalled (what needs a paid call first); and
                      waiting, how many rows of earlier waves it gets first
+    calls            of each step that remembers: step, documents (that come to
+                     it), need (a call), calls (of different inputs), cost ($)
     more             how many more documents the run would process, by reason
     unread           how many more it would read, to see if they have changed
     stopped          why it would stop: the plan has changed; the rest is what
@@ -311,8 +317,12 @@ def _run_preview(
 
 def _print_preview(found: Preview, verbose: bool) -> None:
     """Print a preview as text; ``verbose`` adds tracebacks."""
+    from ferryman.remembered.bill import describe_need
+
     print_text = _print_styled if sys.stdout.isatty() else terminal.print_line
     terminal.print_line(_heading(found))
+    for call in found.calls:
+        terminal.print_line(describe_need(call))
     for name, expected in found.destinations.items():
         for text in _destination_lines(name, expected, verbose):
             print_text(text)
@@ -387,6 +397,9 @@ def _destination_lines(name: str, expected: Expected, verbose: bool) -> Iterator
             for row in rows:
                 yield f"  {_describe_delivery(row)}: {_reason(row)}"
                 yield from _traceback_lines(row) if verbose else ()
+    if expected.uncalled:
+        yield f"{name}: {len(expected.uncalled)} need a paid call first, which a preview does not make:"
+        yield from (f"  {_describe_delivery(row)}" for row in expected.uncalled)
     if expected.errors:
         yield f"{name}: {len(expected.errors)} would fail, and be tried again:"
         for row in expected.errors:

@@ -37,7 +37,7 @@ from ferryman.cli.options import (
 )
 from ferryman.cli.terminal import CODE, Interrupt
 from ferryman.errors import UsageError, message_of
-from ferryman.observe import Forwarding, Observer, format_count, plural
+from ferryman.observe import Forwarding, Observer, format_count, format_size, plural
 from ferryman.storage.files import StatePath, exists, list_names
 
 if TYPE_CHECKING:
@@ -428,7 +428,11 @@ def print_summary(
         plan: the PLAN argument, for suggested commands.
         name: name of the plan in a flow.
     """
+    from ferryman.remembered.bill import describe_bill
+
     terminal.print_line(f"{name}: {_describe_counts(summary)}" if name else _describe_counts(summary))
+    for step, bill in summary.remembered.items():
+        terminal.print_line(f"{describe_bill(step, bill)}. Store: {format_size(int(bill['bytes']))}")
     unfinished = (
         (summary.failed, "failed"),
         (summary.rejected, "rejected"),

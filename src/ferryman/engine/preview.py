@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from ferryman.account.queries import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
+from ferryman.engine.bill import count_calls
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
 from ferryman.engine.logs import inspect_log, iter_pieces, read_due_entries
 from ferryman.engine.results import NO_IDS, ListedPart, Listing, Staged, WantedIds
@@ -36,10 +37,12 @@ from ferryman.engine.settings import SparkSettings
 from ferryman.engine.tasks import BATCH_FILE, LISTED, LogSplit, Reason, RowRange, TaskSplit, link_files
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.calls import signals_interrupt
+from ferryman.engine.transform.remembering import not_called_message
 from ferryman.engine.transform.task import TaskProcessing, Transform
 from ferryman.errors import BadDocument, EngineError, PlanChanged, UsageError, WorkerDied, message_of
 from ferryman.observe import Observer, Silent
 from ferryman.plan import DestinationNode, Flow, Plan, changes, logs_read, sources_of, structure
+from ferryman.plan.nodes import remembering_steps
 from ferryman.records.rows import EVENT_OF_ROW, LEDGER, Status, now_us, table_of
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Log
@@ -71,6 +74,8 @@ class Expected:
     """Documents that would end as ERROR_DOC or DEAD, with ``status`` and ``message``."""
     errors: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Documents that would fail and be retried, with ``status``, ``message`` and ``attempts`` (the maximum)."""
+    uncalled: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Documents that first need a call of a step that remembers, which a preview does not make."""
     waiting: int = 0
     """Number of rows from earlier waves that the run would send first."""
 
@@ -96,6 +101,9 @@ class Preview:
     """Reason -> how many more documents the run would process."""
     unread: int = 0
     """Number of further known documents that the run would read to see whether they have changed."""
+    calls: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Calls that the run would make of each step that remembers: ``step``, ``documents`` that come to it, ``need`` (how
+    many of them need a call), ``calls`` (of different inputs) and ``cost`` in dollars."""
     stopped: list[str] = dataclasses.field(default_factory=list)
     """Reasons why the run would stop before changing anything; the rest shows what it would do if told to continue."""
     complete: bool = True
@@ -252,6 +260,8 @@ class PreviewRun:
             samples = self._transform_picked(preview, task, detection.picked)
             picked = count_reasons(detection.picked.splits)
             counts = count_reasons(splits) - picked + detection.unread_entries.count_except(detection.picked)
+        wanted = splits if detection.picked is None else [*detection.picked.splits]
+        preview.calls = count_calls(self._plan, self._runner, task, wanted, Path(tempfile.mkdtemp(dir=self._folder)))
         preview.unread = counts.pop(Reason.LOOK, 0)
         preview.more = dict(counts)
         nodes = NodeBreakers(self._plan, BreakerRegistry(self._plan, lambda _: None), time.monotonic)
@@ -349,7 +359,7 @@ class PreviewRun:
     def _task(self, number: int) -> Transform:
         for name in TABLES:
             (self._staged / name).mkdir(parents=True)
-        return Transform(self._pickled_plan, str(self._staged), number, self._now_us)
+        return Transform(self._pickled_plan, str(self._staged), number, self._now_us, preview_of=str(self._root))
 
     def _sample(self, preview: Preview, task: Transform, items: Sequence[tuple[Split, int]]) -> list[SampleResult]:
         """Run sample tasks. As in a run, if a worker dies they run one by one, and if one dies again, in isolation
@@ -393,22 +403,33 @@ class PreviewRun:
         for destination, part in sample.staged.outbox:
             table = read_part(self._staged / "outbox" / part.path)
             preview.destinations.setdefault(destination, Expected()).gets += map(_delivery, _rows_of(table, order))
+        uncalled = {not_called_message(step.name) for step in remembering_steps(self._plan.nodes)}
         attempts = {n.name: n.policy.attempts for n in self._plan.nodes if isinstance(n, DestinationNode)}
         for part in sample.staged.ledger:
             for row in _rows_of(read_part(self._staged / "ledger" / part.path), order):
                 expected = preview.destinations.setdefault(row["destination"], Expected())
                 event = {name: row[name] for name in _EVENT}
                 match row["status"]:
+                    case Status.DROPPED if row["message"] in uncalled:
+                        expected.uncalled.append(event)
                     case Status.DROPPED | Status.INDEXED:  # dropped, or delivered before and unchanged
                         expected.dropped.append(event)
                     case Status.ERROR:
                         expected.errors.append({**event, "attempts": attempts[row["destination"]]})
                     case _:
                         expected.refused.append(event)
+        _leave_out_deletes_of_uncalled(preview)
 
     def _add_message(self, preview: Preview, text: str) -> None:
         preview.messages.append(text)
         self._observer.message(text)
+
+
+def _leave_out_deletes_of_uncalled(preview: Preview) -> None:
+    """Leave out the deletes of families that need a call: here they end before it, in a run they do not."""
+    uncalled = {row["origin"] for expected in preview.destinations.values() for row in expected.uncalled}
+    for expected in preview.destinations.values():
+        expected.gets = [r for r in expected.gets if r["operation"] != "delete" or r["origin"] not in uncalled]
 
 
 def _rows_of(table: pa.Table, order: Mapping[str, int]) -> list[dict[str, Any]]:

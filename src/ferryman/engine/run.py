@@ -25,6 +25,7 @@ from ferryman import crash, limits
 from ferryman.account.queries import all_errors_queued, cache_counts, outstanding_for_driver
 from ferryman.engine import commands, migration
 from ferryman.engine.activity import ActivityRecorder
+from ferryman.engine.answers import AnswerUpkeep
 from ferryman.engine.at_most_once import recover_once_wave
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
 from ferryman.engine.commit import NO_POSITIONS, commit_staged
@@ -105,6 +106,7 @@ class Run:
             state, pickled_plan, runner, self._pending, self._progress, settings, self._add_message_once
         )
         self._upkeep = Upkeep(state, self._add_message_once)
+        self._answers = AnswerUpkeep(state, self._add_message_once)
 
     def run(self, every: float | None = None) -> Summary:
         """Recover, then scan and deliver once; with ``every`` (seconds), repeat until the process is stopped."""
@@ -187,6 +189,7 @@ class Run:
         self._logs.refuse_replaced_logs()
         if orphans := sweep(state):
             actions.append(f"removed {orphans} staged files that no wave had committed")
+        self._answers.begin()
         self._upkeep.run()  # each start adds to the logs, even if no wave follows
         state.clear_staging()
         if actions:
@@ -319,6 +322,7 @@ class Run:
         self._summary.dropped += settled.dropped
         self._sequence_guard.record_stale(settled.stale)
         self._upkeep.run(staging=self._transform.runs_ahead, strays=self._transform.has_orphans)
+        self._answers.run()
         self._transform.has_orphans = False
         self._nodes.forget_scopes(self._pending.step_debts())
         owed = sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
@@ -386,6 +390,7 @@ class Run:
     def finish(self) -> Summary:
         """Return the run's summary: what was done and what is left."""
         summary = self._summary
+        summary.remembered = self._answers.finish()
         for name, value in outstanding_for_driver(self._state).items():
             setattr(summary, name, value)
         if self._scan_stopped:

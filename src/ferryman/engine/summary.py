@@ -35,11 +35,17 @@ class Summary:
     in_doubt: int = 0
     documents: int = 0
     messages: list[str] = dataclasses.field(default_factory=list)
+    remembered: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    """Step that remembers -> what became of its inputs in this run: ``calls``, ``hits`` (answered without a call),
+    ``in_doubt`` (called again although a call had begun), ``spent`` and ``saved`` (dollars), and the ``bytes`` of its
+    store."""
 
-    def as_dict(self) -> dict[str, int]:
-        """Return the object of ``run --json``."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object of ``run --json``; ``remembered`` is left out of plans without such steps."""
         counts = dataclasses.asdict(self)
         del counts["messages"], counts["documents"]
+        if not self.remembered:
+            del counts["remembered"]
         return counts
 
     def set_exit(self, *, held: bool, incomplete: bool, reported: bool = False, replaced: bool = False) -> None:

@@ -26,6 +26,7 @@ from ferryman.plan.nodes import (
     is_capability_name,
 )
 from ferryman.plan.paths import cycles, ends, loop_findings, sources_of_targets, successors, target_of
+from ferryman.plan.remember import remember_findings, shared_name_findings
 from ferryman.routers import Router
 from ferryman.sources.base import Source
 
@@ -46,6 +47,7 @@ def check(name: str, version: object, nodes: Sequence[Node], *, once: bool = Fal
         for strict, text in _unequal_branch_findings(nodes)
         if strict
     ]
+    findings += shared_name_findings(nodes)
     findings += [] if findings else converging_copy_findings(nodes, ends(nodes))
     findings = list(dict.fromkeys(findings))  # nodes of one name have the same faults
     return findings, [] if findings else _warnings(nodes)
@@ -146,6 +148,7 @@ def _node_findings(nodes: Sequence[Node], *, once: bool) -> list[str]:
             if node.nan not in ("reject", "null"):
                 findings.append(f'{node.name}: nan={node.nan!r}: give "reject" or "null".')
             findings += call_findings(node)
+            findings += remember_findings(node)
             for name in node.needs:
                 if not is_capability_name(name):
                     findings.append(

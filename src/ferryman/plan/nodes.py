@@ -12,6 +12,7 @@ from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, Effect, Guarantee, Outcome
 from ferryman.document import Document, copy_value
 from ferryman.errors import PermanentError
+from ferryman.remembered import Remember
 from ferryman.routers import Router
 from ferryman.sources.base import Source
 from ferryman.sources.exports import Exports
@@ -185,6 +186,7 @@ class StepNode(CalledNode):
         needs: capabilities that a machine must have to run it, see ``local_capabilities``.
         nan: what NaN and the infinite numbers in fields are: an error of the document ("reject"), or "null".
         depends: what its answers depend on besides its code.
+        remember: how its answers are remembered; None: they are not.
     """
 
     fn: StepFunction = field(kw_only=True)
@@ -198,6 +200,7 @@ class StepNode(CalledNode):
     needs: frozenset[str] = field(default=frozenset(), kw_only=True)
     nan: str = field(default="reject", kw_only=True)
     depends: Depends = field(default_factory=lambda: Depends({}), kw_only=True)
+    remember: Remember | None = field(default=None, kw_only=True)
 
     @property
     def rows(self) -> int:
@@ -239,6 +242,11 @@ class DestinationNode(Node):
     @property
     def kind(self) -> str:
         return "tee" if self.tee else "destination"
+
+
+def remembering_steps(nodes: Iterable[Node]) -> list[StepNode]:
+    """Return the steps that remember, in plan order."""
+    return [n for n in nodes if isinstance(n, StepNode) and n.remember is not None]
 
 
 # Capabilities of machines that steps may need: a graphics card, a licence. Each machine names its own in its

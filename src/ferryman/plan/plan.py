@@ -42,6 +42,7 @@ from ferryman.plan.nodes import (
     exports_node,
     keyed_nodes,
 )
+from ferryman.remembered import Remember
 from ferryman.routers import Router
 from ferryman.sources.base import Source
 from ferryman.sources.log import Alternating, Joined, Log
@@ -192,6 +193,7 @@ class Plan:
         needs: str | Iterable[str] | None = None,
         nan: Literal["reject", "null"] = "reject",
         depends: Any = None,
+        remember: Remember | None = None,
         after: Any = None,
     ) -> Handle:
         """A function of a document. It returns the document (which goes on), None (DROPPED), or an iterable of the
@@ -222,6 +224,8 @@ class Plan:
                 makes them an error of the document that names the field, "null" makes them null.
             depends: what its answers depend on that its code does not show, so that a run notices a change of it: a
                 value, a ``Path`` (the content of a file or folder counts), a list, or a dict of them by name.
+            remember: it is called once for each distinct input and version, see ``Remember``. It may only set, change
+                and remove fields.
             after: nodes or names it follows; a name may be declared later.
         """
         return self._add(
@@ -239,6 +243,7 @@ class Plan:
                 needs=capability_names(needs),
                 nan=nan,
                 depends=named_dependencies(depends),
+                remember=remember,
                 **error_policy(brake, patience, attempts),
             )
         )

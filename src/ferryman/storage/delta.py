@@ -729,6 +729,7 @@ _TYPES: Final = {
     pa.int64(): "long",
     pa.bool_(): "boolean",
     pa.timestamp("us", tz="UTC"): "timestamp",
+    pa.list_(pa.float32()): {"type": "array", "elementType": "float", "containsNull": True},
 }
 
 

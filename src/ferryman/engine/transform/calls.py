@@ -30,6 +30,10 @@ _LEAST_S: Final = 0.001
 """Shortest timer, in seconds; setting a timer to zero would disable it."""
 
 
+class WrongReturn(PermanentError):
+    """Raised if a step did not return what its way of being called asks for: its code is to blame, not a document."""
+
+
 def timeout_message(step: StepNode) -> str:
     """Return the message for a call that takes too long."""
     return f"step {step.name} took longer than timeout={step.call_timeout_s:g} s"
@@ -136,12 +140,12 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def _check_answers(out: Any, count: int) -> list[Any]:
     """Return the answers as a list, one per document; raise if their number is wrong."""
     if isinstance(out, (str, bytes, Mapping, Document)) or not hasattr(out, "__iter__"):
-        raise PermanentError(
+        raise WrongReturn(
             f"returned {describe_type(out)}, not a list with an answer for each of its documents: return one for each"
         )
     answers = list(out)
     if len(answers) != count:
-        raise PermanentError(
+        raise WrongReturn(
             f"returned {len(answers)} answers for a batch of {count}: return one for each document, in their order, "
             "and None for one that is dropped"
         )
@@ -223,12 +227,12 @@ class DocumentBatch:
             PermanentError: the batch that the step returned does not match the documents.
         """
         if not isinstance(out, (pa.RecordBatch, pa.Table)):
-            raise PermanentError(f"returned {describe_type(out)}, not a pyarrow.RecordBatch")
+            raise WrongReturn(f"returned {describe_type(out)}, not a pyarrow.RecordBatch")
         names = out.schema.names
         if "id" not in names:
-            raise PermanentError("returned a record batch without its column 'id', by which rows and documents match")
+            raise WrongReturn("returned a record batch without its column 'id', by which rows and documents match")
         if len(set(names)) < len(names):
-            raise PermanentError("returned a record batch with two columns of one name")
+            raise WrongReturn("returned a record batch with two columns of one name")
         if isinstance(out, pa.RecordBatch) and self._apply_columns(out):
             return list(self._docs)
         return self._apply_rows(out)
@@ -273,7 +277,7 @@ class DocumentBatch:
             matched.append(_apply_row(doc, doc_rows.pop(0), as_given) if doc_rows else None)
         for id, left in rows.items():
             if left:
-                raise PermanentError(f"returned a row for {id!r} that it was not called with, or a second one")
+                raise WrongReturn(f"returned a row for {id!r} that it was not called with, or a second one")
         return matched
 
 

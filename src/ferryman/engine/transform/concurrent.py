@@ -26,12 +26,15 @@ from ferryman.engine.transform.calls import CallScope, RateLimiter, make_batch_c
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.isolation import Recorder, replay
 from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
+from ferryman.engine.transform.remembering import SharedInputs, TaskAnswers, make_remembering_batch_call
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.walk import Raised, Request, StepCall, Walk, Walking, WalkMember, call_step
 from ferryman.errors import inspectable, unless_interrupt
 from ferryman.plan import StepNode
 from ferryman.plan.calls import is_async
 
+_ELSEWHERE_S: Final = 0.02
+"""Seconds between two looks at inputs for which another task is calling."""
 _LOOP_GRACE_S: Final = 5.0
 """Seconds after its cancellation in which a coroutine must end; after that, it counts as blocking the event loop for
 all others."""
@@ -112,10 +115,16 @@ class StepQueue:
         health: health of the step.
         share: this task's share of the step's rate.
         ended_calls: queue to which finished calls are added.
+        answers: what the steps of this task remember.
     """
 
     def __init__(
-        self, step: StepNode, health: NodeHealth, share: float, ended_calls: SimpleQueue[tuple[StepQueue, BatchCall]]
+        self,
+        step: StepNode,
+        health: NodeHealth,
+        share: float,
+        ended_calls: SimpleQueue[tuple[StepQueue, BatchCall]],
+        answers: TaskAnswers,
     ):
         self.step = step
         self.waiting: deque[AwaitedAnswer] = deque()
@@ -126,13 +135,22 @@ class StepQueue:
         self._health = health
         self._limiter = RateLimiter(step.rate, share)
         self._ended_calls = ended_calls
-        self._call_batch = make_batch_call(step)
+        remembered = answers.of(step)
+        self._call_batch = make_remembering_batch_call(step, remembered)
+        self._inputs = None if remembered is None else SharedInputs(remembered)
+        self._elsewhere: deque[AwaitedAnswer] = deque()
+        """Documents for whose inputs another task is calling."""
+        self._next_look = 0.0
         self._is_async = is_async(step.fn)
         self._in_this_thread = step.concurrency == 1 and not self._is_async
         self._threads = CallThreads(step.name)
 
     def add(self, waiting: AwaitedAnswer) -> None:
-        """Queue another document."""
+        """Queue another document, unless its answer is remembered, or on its way."""
+        if self._inputs is not None:
+            if (admitted := self._inputs.admit(waiting)) is None:
+                return
+            waiting = AwaitedAnswer(admitted[0], waiting.call_scope, admitted[1])
         self.waiting.append(waiting)
 
     def launch(self, *, part: bool = False) -> None:
@@ -141,6 +159,9 @@ class StepQueue:
         Args:
             part: also start one call whose batch is not full.
         """
+        if self._elsewhere and time.monotonic() >= self._next_look:
+            self.waiting.extendleft(reversed(self._elsewhere))
+            self._elsewhere.clear()
         while len(self.running) < self.step.concurrency and self._limiter.wait_s() == 0:
             if self._halves:
                 next_ = self._halves.popleft()
@@ -159,6 +180,8 @@ class StepQueue:
         due = [c.deadline - time.monotonic() for c in self.running if c.deadline is not None]
         if (self._halves or self.waiting) and (wait_s := self._limiter.wait_s()) > 0:
             due.append(wait_s)
+        if self._elsewhere:
+            due.append(self._next_look - time.monotonic())
         return max(0.0, min(due)) if due else None
 
     def expire(self) -> bool:
@@ -205,6 +228,7 @@ class StepQueue:
             each.fail(NodeAway())
 
     def _begin(self, waiting: list[AwaitedAnswer]) -> None:
+        waiting = self._claim(waiting)
         waiting, copies = self._copy_documents(waiting)
         if not waiting:
             return
@@ -224,6 +248,17 @@ class StepQueue:
             if limit_s is not None:
                 call.deadline = time.monotonic() + limit_s
             self._threads.run(lambda: context.run(self._run_in_thread, call))
+
+    def _claim(self, waiting: list[AwaitedAnswer]) -> list[AwaitedAnswer]:
+        """Return the documents to call for now: not those that another task is calling for, or has called for
+        meanwhile."""
+        if self._inputs is None:
+            return waiting
+        now, elsewhere = self._inputs.begin([each.doc for each in waiting])
+        if elsewhere:
+            self._elsewhere.extend(waiting[n] for n in sorted(elsewhere))
+            self._next_look = time.monotonic() + _ELSEWHERE_S
+        return [waiting[n] for n in sorted(now)]
 
     def _copy_documents(self, waiting: list[AwaitedAnswer]) -> tuple[list[AwaitedAnswer], list[Document]]:
         """Copy the documents of a call that may have to be repeated in halves. A document that cannot be copied fails
@@ -403,7 +438,13 @@ def make_first_batches(
         return None
     [step] = steps
     first = reader.walk.source.next
-    plain = step.concurrency == 1 and not is_async(step.fn) and step.rate is None and step.call_timeout_s is None
+    plain = (
+        step.remember is None
+        and step.concurrency == 1
+        and not is_async(step.fn)
+        and step.rate is None
+        and step.call_timeout_s is None
+    )
     if first is None or first.name != step.name or not plain:
         return None
     return FirstBatches(step, reader, walks, stager, live)
@@ -464,11 +505,16 @@ class ConcurrentWalks:
     Args:
         steps: the plan's steps that take batches or run several calls at a time.
         share: this task's share of the steps' rates.
+        answers: what the steps of this task remember.
     """
 
-    def __init__(self, steps: Iterable[StepNode], health: Mapping[str, NodeHealth], share: float) -> None:
+    def __init__(
+        self, steps: Iterable[StepNode], health: Mapping[str, NodeHealth], share: float, answers: TaskAnswers
+    ) -> None:
         self._ended_calls: SimpleQueue[tuple[StepQueue, BatchCall]] = SimpleQueue()
-        self._queues = {step.name: StepQueue(step, health[step.name], share, self._ended_calls) for step in steps}
+        self._queues = {
+            step.name: StepQueue(step, health[step.name], share, self._ended_calls, answers) for step in steps
+        }
         self._ready: deque[ConcurrentWalk] = deque()
         self._running: set[ConcurrentWalk] = set()
         wanted = sum(queue.step.rows * queue.step.concurrency for queue in self._queues.values())

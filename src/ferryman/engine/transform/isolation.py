@@ -28,10 +28,10 @@ from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.runner.child import Child, Died, note
 from ferryman.engine.tasks import LogSplit, TaskSplit
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.calls import make_document_call
 from ferryman.engine.transform.compiled_nodes import End
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
+from ferryman.engine.transform.remembering import TaskAnswers
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.walk import MemberFailure, WalkSink, run_walk
 from ferryman.errors import EngineError, PermanentError
@@ -114,17 +114,17 @@ class IsolatedReader:
     def __init__(
         self,
         pickled_plan: PickledPlan,
+        answers: TaskAnswers,
         split: TaskSplit | LogSplit,
         stager: Stager,
         sizes: DocumentSizes,
         state: str = "",
-        share: float = 1.0,
     ) -> None:
         self._pickled_plan = pickled_plan
+        self._remembered = answers
         plan = pickled_plan.plan()
         self._split = split
         self._state = state
-        self._share = share
         self._stager = stager
         self._attempts = max((n.policy.attempts for n in plan.nodes if isinstance(n, DestinationNode)), default=1)
         self._row = 0
@@ -142,7 +142,7 @@ class IsolatedReader:
         nodes."""
         processed = []
         spool = Spool(shared=True)
-        reader = _ChildReader(self._pickled_plan, self._split, block, contents, spool, self._state, self._share)
+        reader = _ChildReader(self._pickled_plan, self._remembered, self._split, block, contents, spool, self._state)
         child = Child(reader.read, reader.begin)
         self._stager.begin_block(block)
         try:
@@ -199,12 +199,12 @@ class _ChildReader:
     def __init__(
         self,
         pickled_plan: PickledPlan,
+        answers: TaskAnswers,
         split: TaskSplit | LogSplit,
         block: Block,
         contents: _Contents,
         spool: Spool,
         state: str,
-        share: float,
     ) -> None:
         self.block = block
         self.children = 0
@@ -212,7 +212,7 @@ class _ChildReader:
         self._pickled_plan = pickled_plan
         self._split = split
         self._state = state
-        self._share = share
+        self._remembered = answers
         self._contents = contents
         self._recorder = Recorder(spool)
         self._deadly_calls: dict[_Place, str] = {}
@@ -243,6 +243,7 @@ class _ChildReader:
             walk = self._reader.walk
             run_walk(walk, walking)
             outcome = RecordedOutcome(walk.new_failures, walk.ended_failures, walk.reached, walk.unneeded)
+        self._remembered.note_used()
         fault = self._reader.fault if action is RowAction.POSTPONE else None
         recorder = self._recorder
         return ChildReport(
@@ -264,7 +265,7 @@ class _ChildReader:
     def _prepare_step(self, step: StepNode) -> Callable[[Document], Any]:  # pragma: no cover - the child
         """Return the step's function, extended to record what it is called for, and to raise instead of making a deadly
         call."""
-        fn, name = make_document_call(step, self._share), step.name
+        fn, name = self._remembered.document_call(step), step.name
 
         def call_noted(doc: Document) -> Any:
             if (why := self._deadly_calls.get((name, doc.id))) is not None:

@@ -20,13 +20,14 @@ from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.tasks import LogSplit, TaskSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.block_walk import BlockWalk
-from ferryman.engine.transform.calls import make_document_call, signals_interrupt
+from ferryman.engine.transform.calls import signals_interrupt
 from ferryman.engine.transform.concurrent import ConcurrentReader, ConcurrentWalks, make_first_batches
 from ferryman.engine.transform.health import health_of_nodes
 from ferryman.engine.transform.isolation import DocumentSizes, IsolatedReader
 from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.once_reader import OnceReader, stage_notes
 from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
+from ferryman.engine.transform.remembering import TaskAnswers
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.walk import run_walk
 from ferryman.memory import lacks_memory
@@ -60,6 +61,8 @@ class Transform:
     """Number of tasks that run at the same time and share the rates of steps."""
     once: str = ""
     """Folder of a wave whose tasks run at most once; "": the task may be repeated. See ``engine.once_task``."""
+    preview_of: str = ""
+    """Folder of the state of which this is a preview: steps that remember are not called. "": it is none."""
 
     def __call__(self, split: TaskSplit | LogSplit) -> Staged:
         if self.once:
@@ -78,6 +81,11 @@ class Transform:
     @signals_interrupt()
     def _process_interruptibly(self, split: LogSplit, notes: TaskNotes) -> Staged:
         return self._process(split, DocumentSizes(), notes)
+
+    def open_answers(self) -> TaskAnswers:
+        """Return what the steps of a task remember."""
+        root = path_of(self.preview_of or self.root)
+        return TaskAnswers(root, self.wave, share=1 / self.parallel_tasks, may_call=not self.preview_of)
 
     def rebuild(self, split: LogSplit, notes: Iterator[Any]) -> Staged:
         """Stage what this task had finished when it was killed; no step is called."""
@@ -135,9 +143,10 @@ class TaskProcessing:
         state = id_of(path_of(task.root))  # a preview has none
         share = 1 / task.parallel_tasks
         concurrent_steps = [n for n in plan.nodes if isinstance(n, StepNode) and n.is_concurrent and not task.isolated]
-        walks = ConcurrentWalks(concurrent_steps, self._health, share)
+        self.answers = task.open_answers()
+        walks = ConcurrentWalks(concurrent_steps, self._health, share, self.answers)
         self._live = ProgressWriter(task.live, errors=task.live_errors)
-        prepare_step = partial(make_document_call, share=share)
+        prepare_step = self.answers.document_call
         self._once_reader = None
         if notes is not None:
             self._once_reader = OnceReader(notes, plan.checkpoint, self._stager, self._live)
@@ -147,7 +156,7 @@ class TaskProcessing:
         self._isolated_reader = None
         if task.isolated:
             self._isolated_reader = IsolatedReader(
-                task.pickled_plan, split, self._stager, sizes or DocumentSizes(), state, share
+                task.pickled_plan, self.answers, split, self._stager, sizes or DocumentSizes(), state
             )
         self._concurrent_reader = self._first_batches = None
         if self._reader.walk.may_reach({n.name for n in concurrent_steps}):
@@ -246,3 +255,4 @@ class TaskProcessing:
         self._reader.close()
         if self._concurrent_reader is not None:
             self._concurrent_reader.close()
+        self.answers.close()
