@@ -10,9 +10,3 @@ run in which nothing went wrong.
 4. ``comparison``: compare what each round has left
 5. ``report``: say what was proved, and what was not
 """
-
-from __future__ import annotations
-
-from ferryman.proof.proof import Proof, prove
-
-__all__ = ["Proof", "prove"]

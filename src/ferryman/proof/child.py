@@ -63,7 +63,7 @@ _WOKEN_S: Final = 60.0
 _PAUSE_S: Final = 0.003
 """Seconds between two looks at a process."""
 
-_WAVES: Final = 3
+_WAVES: Final = 2
 """Waves that a sample is split into, about."""
 
 

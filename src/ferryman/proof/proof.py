@@ -135,6 +135,7 @@ def prove(
     scratch: bool = False,
     allow_steps: Collection[str] = (),
     spark: bool = True,
+    kinds: Collection[str] = (),
     fault: str = "",
     observer: Callable[[str], None] = lambda text: None,
 ) -> Proof:
@@ -150,6 +151,7 @@ def prove(
         scratch: make scratch tables and indices beside the user's own, where there is no embedded twin.
         allow_steps: steps that may open connections, and change something outside.
         spark: also break Spark, which takes longer.
+        kinds: only these kinds of faults; (): all.
         fault: play only this round, as a violation names it.
         observer: called with a line of progress.
 
@@ -157,6 +159,8 @@ def prove(
         UsageError: there is no such rule or fault, a source cannot be sampled, or a step wants to call a service.
     """
     rules.check_rule(broken)
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        raise UsageError(f"--only {unknown[0]}: there is no such kind of fault; there are {', '.join(KINDS)}.")
     began = time.monotonic()
     with _work_folder() as folder:
         if plan is None:
@@ -164,7 +168,7 @@ def prove(
         plan.freeze()
         result = Proof(plan.name, seed, broken=broken)
         proving = _Proving(plan, folder, result, observer, scratch=scratch, allow_steps=allow_steps)
-        proving.run(documents, rounds, fault, spark=spark)
+        proving.run(documents, rounds, fault, [kind for kind in KINDS if not kinds or kind in kinds], spark=spark)
     result.spent_s = time.monotonic() - began
     return result
 
@@ -208,7 +212,7 @@ class _Proving:
         self._allowed = tuple(allow_steps)
         self._calls: Counter[str] = Counter()
 
-    def run(self, documents: int, rounds: int | None, only: str, *, spark: bool) -> None:
+    def run(self, documents: int, rounds: int | None, only: str, kinds: Collection[str], *, spark: bool) -> None:
         """Draw the sample, run without faults, and play the rounds."""
         result = self._result
         sample = draw_sample(self._plan, documents, result.seed)
@@ -224,7 +228,7 @@ class _Proving:
             if only:
                 self._play_all(processes, comparison, [_parse(only)], {})
                 return
-            schedule = self._schedule(reference.folder, setup, spark=spark)
+            schedule = self._schedule(reference.folder, setup, kinds, spark=spark)
             places = {(fault.kind, fault.place): LEAST for fault in schedule}
             self._play_all(processes, comparison, self._drawn(schedule, rounds), places)
 
@@ -236,6 +240,8 @@ class _Proving:
             first = Round(processes, self._folder / "reference", None).play(records=True)
             with Processes(setup_file, hash_seed=1) as others:
                 self._second = Round(others, self._folder / "second", None).play()
+            Round(processes, self._folder / "round", None).prepare()
+            shutil.copytree(self._folder / "round", self._folder / "base", symlinks=True)
         except (Violation, Inconclusive) as e:
             self._refuse_connections(self._folder / "reference")
             raise UsageError(f"without any fault the plan does not come to its end: {e}") from e
@@ -282,7 +288,7 @@ class _Proving:
 
     # -- what is to be tried -----------------------------------------------------------------------
 
-    def _schedule(self, reference: Path, setup: Setup, *, spark: bool) -> list[Fault]:
+    def _schedule(self, reference: Path, setup: Setup, kinds: Collection[str], *, spark: bool) -> list[Fault]:
         """Return one fault for each kind at each place."""
         points = read_points(reference / "points")
         chance = Random(self._result.seed)
@@ -294,7 +300,8 @@ class _Proving:
             count = points[name, who]
             return Fault(kind, name, 1 + chance.randrange(max(1, count // VERSIONS)), chance.randrange(VERSIONS))
 
-        for kind, what in KINDS.items():
+        for kind in kinds:
+            what = KINDS[kind]
             match what.hits:
                 case "driver" | "worker":
                     schedule += [at_point(kind, name, who) for name, who in points if who == what.hits]
@@ -315,6 +322,8 @@ class _Proving:
                         Fault(kind, name, 1 if kind == "away" else 1 + chance.randrange(2), self._version(kind, chance))
                         for name in nodes[what.hits]
                     ]
+        if left_out := [what.title for kind, what in KINDS.items() if kind not in kinds]:
+            self._result.unproved.append(f"not tried at all: {'; '.join(left_out)}")
         if not spark:
             self._result.unproved.append("nothing was tried on Spark: its Java process and workers were not killed")
         return schedule
@@ -368,7 +377,9 @@ class _Proving:
         result = self._result
         for number, fault in enumerate(schedule, 1):
             self._play(processes, comparison, fault)
-            self._observer(f"{number} of {len(schedule)}: {KINDS[fault.kind].title}, {fault.place}")
+            tally = result.tallies[fault.kind, fault.place]
+            ending = "broken" if tally.violations else "held" if tally.effects else "no effect"
+            self._observer(f"{number} of {len(schedule)}: {KINDS[fault.kind].title}, {fault.place}: {ending}")
             if result.violations and result.broken:
                 break  # it is found
         result.calls = dict(self._calls)
@@ -388,7 +399,7 @@ class _Proving:
             if attempt:
                 version = (fault.version + attempt) % VERSIONS if fault.kind != "away" else 0
                 now = Fault(fault.kind, fault.at, 1, version)
-            round_ = Round(processes, self._folder / "round", now, result.broken)
+            round_ = Round(processes, self._folder / "round", now, result.broken, self._folder / "base")
             result.rounds += 1
             tally.rounds += 1
             try:

@@ -142,13 +142,17 @@ class Round:
         folder: for its state and twins; it is made.
         fault: what happens in it; None: nothing.
         broken: rule of the protocol that is broken in all of its runs.
+        base: copy of this very folder in which the first version has been delivered; None: there is none.
     """
 
-    def __init__(self, processes: Processes, folder: Path, fault: Fault | None, broken: str = "") -> None:
+    def __init__(
+        self, processes: Processes, folder: Path, fault: Fault | None, broken: str = "", base: Path | None = None
+    ) -> None:
         self._processes = processes
         self._folder = folder
         self._fault = fault
         self._broken = broken
+        self._base = base
         self.played = Played(folder, fault)
         self._forks = fault is not None and KINDS[fault.kind].forks
 
@@ -164,9 +168,14 @@ class Round:
         """
         began = time.monotonic()
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        first = 0
+        if self._base is not None and self._fault is not None and self._fault.version > 0:
+            shutil.copytree(self._base, self._folder, symlinks=True)
+            first = 1
+        else:
+            self._folder.mkdir(parents=True)
         try:
-            for version in range(VERSIONS):
+            for version in range(first, VERSIONS):
                 if self._fault is not None and self._fault.version == version:
                     self._play_fault(self._fault)
                     if self._fault.kind == "away" and version + 1 < VERSIONS:
@@ -182,6 +191,11 @@ class Round:
         return self.played
 
     # -- runs --------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Deliver the first version, to make a base of this folder."""
+        self._folder.mkdir(parents=True)
+        self._finish(0)
 
     def _run(self, version: int, **options: Any) -> tuple[int, Answer]:
         """Run the command once; returns how its process ended, and its answer."""
