@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ferryman.destinations.sql.search import search
     from ferryman.engine.preview import preview
     from ferryman.operations import deliveries, fsck, history, resolve, retry, run, status, tables
+    from ferryman.proof.proof import prove
     from ferryman.verification import verify
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "fsck",
     "history",
     "preview",
+    "prove",
     "resolve",
     "retry",
     "run",
@@ -49,6 +51,7 @@ _OPERATIONS: Final = {
     "fsck": "operations",
     "history": "operations",
     "preview": "engine.preview",
+    "prove": "proof.proof",
     "resolve": "operations",
     "retry": "operations",
     "run": "operations",

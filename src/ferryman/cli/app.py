@@ -17,6 +17,7 @@ import typer
 from ferryman.cli import account, decide, plan, queue, run, terminal
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import GlobalOptions, Verbose
+from ferryman.cli.prove import prove
 from ferryman.cli.start import demo, init, search
 from ferryman.cli.terminal import complete_commands, print_error, print_line, print_note, tolerate_any_text
 from ferryman.cli.verify import verify
@@ -97,6 +98,7 @@ app.command()(account.history)
 app.command()(decide.retry)
 app.command()(decide.resolve)
 app.command()(verify)
+app.command()(prove)
 app.command()(search)
 app.command()(account.fsck)
 app.command()(warm_up)

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Final, NoReturn
 
 import msgspec
 
@@ -38,7 +38,6 @@ from ferryman.proof.steps import refuse_connections
 from ferryman.proof.twin_plan import Setup, TwinPlan
 from ferryman.proof.twins import Twin, forget_holes, forget_tail, held_by
 from ferryman.state.state import State, sender_of, state_root
-from ferryman.storage import locks
 from ferryman.testing.inprocess import InProcess
 from ferryman.verification import verify
 
@@ -184,7 +183,7 @@ def _run(job: Job, setup: Setup, twin: TwinPlan, folder: Path) -> Answer:
     if job.records:
         faults.record_points(folder / "points")
     if job.unlocked:
-        remove_locks()
+        broken.remove_lock()
     if job.fault is not None:
         faults.arm(job.fault, folder)
     settings = RunSettings(wait=WAIT_S if job.waits else 0, wave_bytes=max(1, bytes_of(setup.sample) // _WAVES))
@@ -214,17 +213,6 @@ def _drive(job: Job, plan: Plan, folder: Path) -> Iterator[tuple[State, Runner]]
 def meet_all_writes() -> None:
     """Set limits so that a short run meets the durable writes that a plan meets in months, such as merges of files."""
     vars(limits).update(COMPACT_FILES=2, OUTDATED_SHARE=0.01, COUNTED_EVENTS=0, CHECKPOINT_COMMITS=4)
-
-
-def remove_locks() -> None:
-    """Have the lock of a state keep nobody out, as on a file system whose locks do not work."""
-
-    class NoLock:
-        def note(self, what: object) -> None: ...
-
-        def release(self) -> None: ...
-
-    locks.Lock.take = classmethod(lambda cls, path: NoLock())  # type: ignore[method-assign,assignment,return-value]
 
 
 def _forget(fault: Fault, twin: TwinPlan, folder: Path) -> Answer:
@@ -400,9 +388,10 @@ def _be_child(job: Job, setup: Setup) -> NoReturn:
     os._exit(code)
 
 
-def main(arguments: list[str]) -> Any:
+def main(arguments: list[str]) -> NoReturn:
     """Serve jobs until nobody sends any."""
     serve(arguments[0], sys.stdin.buffer)
+    os._exit(0)  # what libraries say at the end of a process is of no interest
 
 
 if __name__ == "__main__":

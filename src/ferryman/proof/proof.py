@@ -384,9 +384,7 @@ class _Proving:
                 break  # it is found
         result.calls = dict(self._calls)
         if not result.violations:
-            result.short = [
-                place for place, least in places.items() if result.tallies[place].effects < least
-            ]
+            result.short = [place for place, least in places.items() if result.tallies[place].effects < least]
         if not result.rounds:
             result.short.append(("any", "any"))
 

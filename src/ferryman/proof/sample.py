@@ -117,8 +117,8 @@ def draw_sample(plan: Plan, count: int, seed: int) -> Sample:
                 sample[node.name] = SourceSample(entries=list(islice(_entries(node.source, count), count)))
             elif isinstance(node.source, DataFrame):
                 raise UsageError(
-                    f"source {node.name} is a DataFrame, which only Spark can read, and a proof does not: give the plan "
-                    "another source for it, such as Memory with some rows."
+                    f"source {node.name} is a DataFrame, which only Spark can read, and a proof does not: give the "
+                    "plan another source for it, such as Memory with some rows."
                 )
             else:
                 sample[node.name] = _draw(node.source, count, random.Random(seed))
@@ -254,7 +254,6 @@ class SampleLog(Log):
         """Return a single entry."""
         document = next(each for each in self._documents if each.id == listed.id)
         return Document.of(document.id, dict(document.fields), document.raw)
-
 
 
 def bytes_of(sample: Sample) -> int:
