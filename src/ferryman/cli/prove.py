@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ferryman.cli.options import Json, Verbose
 from ferryman.cli.terminal import print_json, print_line, print_note, print_table, program_name
 from ferryman.errors import UsageError
+
+if TYPE_CHECKING:
+    from ferryman.plan import Plan
 
 LIST = "list"
 """Value of --break that lists the rules."""
@@ -78,8 +81,8 @@ def prove(
 
     Draws documents from the plan's sources, and runs the plan on them over and over again. In each round one thing
     fails: the driver is killed at a durable write, a worker dies, a destination hangs, drops the connection or loses
-    what it has acknowledged, the disk is full, the clock jumps. Then the plan runs until all is delivered, and must have
-    delivered what it does without any fault.
+    what it has acknowledged, the disk is full, the clock jumps. Then the plan runs until all is delivered: it must be
+    what it delivers without any fault.
 
     Nothing is written to your destinations: twins stand in their place. --scratch writes to tables and indices of the
     proof's own beside them. A step that opens a connection is refused, unless --allow-steps names it.
@@ -127,7 +130,7 @@ def prove(
     raise typer.Exit(result.exit)
 
 
-def _load(plan: str | None) -> object:
+def _load(plan: str | None) -> Plan | None:
     from ferryman.plan.load import load_plan
 
     return None if plan is None else load_plan(plan)

@@ -281,7 +281,8 @@ def serve(setup_file: str, jobs: IO[bytes]) -> None:
                     code = forks.kill()
                 case text:
                     code = forks.start(msgspec.json.decode(text, type=Job))
-            print(code, flush=True)
+            sys.stdout.write(f"{code}\n")
+            sys.stdout.flush()
     finally:
         forks.kill()
 
@@ -395,6 +396,4 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from ferryman.proof import child  # so that what is pickled here has the module's name
-
-    child.main(sys.argv[1:])
+    main(sys.argv[1:])

@@ -201,8 +201,8 @@ class _Proving:
             raise UsageError(f"--allow-steps {unknown[0]}: the plan has {', '.join(sorted(names)) or 'no steps'}.")
         if outside := outside_steps(plan, allow_steps):
             raise UsageError(
-                f"step {', '.join(outside)} changes something outside, or calls a service: a proof would call it over and "
-                f"over again. Allow it with --allow-steps {outside[0]}, or give the plan another step in its place."
+                f"step {', '.join(outside)} changes something outside, or calls a service: a proof would call it over "
+                f"and over. Allow it with --allow-steps {outside[0]}, or give the plan another step in its place."
             )
         self._plan = plan
         self._folder = folder

@@ -94,7 +94,7 @@ class SourceSample:
         for other in self.documents[place + 1 :] + self.documents[:place]:
             alike = PurePosixPath(other.id).suffix == kind and not other.refused and not this.refused
             if alike and (other.raw, other.fields) != (this.raw, this.fields):
-                kept = {name: this.fields[name] for name in _OWN if name in this.fields}
+                kept: dict[str, Any] = {name: this.fields[name] for name in _OWN if name in this.fields}
                 return this._replace(raw=other.raw, fields={**other.fields, **kept}, size=other.size)
         return this
 

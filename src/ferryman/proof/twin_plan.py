@@ -23,7 +23,7 @@ from ferryman.sources.base import Source
 from ferryman.sources.log import Alternating, Entry, Joined, Log
 
 MISBEHAVIOURS: Final[Mapping[str, Misbehaviour]] = {
-    **{name: name for name in ("refuses", "away", "hangs", "half", "drops")},  # type: ignore[dict-item]
+    **{name: name for name in ("refuses", "away", "hangs", "half", "drops")},
     "tail": "forgets",
 }
 """Kind of fault -> how the twin misbehaves."""

@@ -29,6 +29,7 @@ from ferryman.destinations.base import (
     Delivery,
     Destination,
     DestinationContext,
+    Effect,
     Guarantee,
     Outcome,
     encode_payload,
@@ -158,7 +159,7 @@ class Recorder(Destination):
         like: the destination whose promises it makes.
     """
 
-    effect: Any = None
+    effect = Effect.POTENT
 
     def __init__(self, path: Path, like: Destination, guarantee: Guarantee) -> None:
         _declare(self, like)
@@ -249,7 +250,7 @@ class Twin(Destination):
         effects: when.
     """
 
-    effect: Any = None
+    effect = Effect.POTENT
 
     def __init__(
         self,
