@@ -19,7 +19,7 @@ from ferryman.engine.deliver.sending import FileDelivery
 from ferryman.engine.run import Run
 from ferryman.engine.scan import phase
 from ferryman.errors import UsageError
-from ferryman.proof.twins import Recorder
+from ferryman.proof.twins import RecorderTwin
 from ferryman.queues import Queue
 from ferryman.records.rows import RowResult, Status, now_us
 from ferryman.state.journal import Journal
@@ -127,11 +127,11 @@ def _forget_hashes() -> None:
     def append_new(queue: Queue, rows: pa.Table, writer: str, settled: int = 0) -> int:
         return len(queue.append_rows(rows.select(["message", "meta", "hash"])))
 
-    def keeps_hash(recorder: Recorder, digest: str, hashes: Collection[str]) -> bool:
+    def keeps_hash(recorder: RecorderTwin, digest: str, hashes: Collection[str]) -> bool:
         return False
 
     _replace(Queue, "append_new", append_new)
-    _replace(Recorder, "keeps_hash", keeps_hash)
+    _replace(RecorderTwin, "keeps_hash", keeps_hash)
 
 
 def _forget_the_outbox() -> None:

@@ -32,7 +32,7 @@ from ferryman.errors import FerrymanError, StateHeld, StateLost, describe
 from ferryman.observe import Silent
 from ferryman.plan import Plan
 from ferryman.proof import broken, faults, spark
-from ferryman.proof.faults import Fault
+from ferryman.proof.faults import PlannedFault
 from ferryman.proof.sample import bytes_of
 from ferryman.proof.steps import refuse_connections
 from ferryman.proof.twin_plan import Setup, TwinPlan
@@ -66,7 +66,7 @@ _WAVES: Final = 2
 """Waves that a sample is split into, about."""
 
 
-class Job(msgspec.Struct):
+class ChildJob(msgspec.Struct):
     """One run in a process of its own.
 
     Attributes:
@@ -87,7 +87,7 @@ class Job(msgspec.Struct):
     verb: str
     folder: str
     version: int = 0
-    fault: Fault | None = None
+    fault: PlannedFault | None = None
     broken: str = ""
     forks: bool = False
     waits: bool = True
@@ -98,8 +98,8 @@ class Job(msgspec.Struct):
     answer: str = "answer.json"
 
 
-class Answer(msgspec.Struct):
-    """What a run has to say at its end.
+class RunAnswer(msgspec.Struct):
+    """Answer of a run at its end.
 
     Attributes:
         exit: exit code, as of ``ferryman run``; of ``verify``.
@@ -142,23 +142,23 @@ class Observation(msgspec.Struct):
     kinds: dict[str, str]
 
 
-def work(job: Job, setup: Setup) -> None:
+def work(job: ChildJob, setup: Setup) -> None:
     """Do a job, and write its answer."""
     folder = Path(job.folder)
-    answer: Answer | Observation
+    answer: RunAnswer | Observation
     try:
         answer = _dispatch(job, setup, folder)
     except StateHeld as e:
-        answer = Answer(error=str(e), held=True)
+        answer = RunAnswer(error=str(e), held=True)
     except StateLost as e:
-        answer = Answer(error=str(e), lost=True)
+        answer = RunAnswer(error=str(e), lost=True)
     except FerrymanError as e:
-        answer = Answer(error=describe(e))
+        answer = RunAnswer(error=describe(e))
     (folder / f"{job.answer}.new").write_bytes(msgspec.json.encode(answer))
     (folder / f"{job.answer}.new").rename(folder / job.answer)
 
 
-def _dispatch(job: Job, setup: Setup, folder: Path) -> Answer | Observation:
+def _dispatch(job: ChildJob, setup: Setup, folder: Path) -> RunAnswer | Observation:
     if broken.disarms(job.broken):
         job.fault = None
     twin = TwinPlan(setup, folder, job.version, job.fault)
@@ -170,13 +170,13 @@ def _dispatch(job: Job, setup: Setup, folder: Path) -> Answer | Observation:
         case "verify":
             done = verify(twin.plan, state=folder / "state", repair=True, delete_extra=True, allow_deletes=True)
             away = [each.why for each in done.targets if each.is_away]
-            return Answer(done.exit, error="; ".join(away), repaired=done.repaired)
+            return RunAnswer(done.exit, error="; ".join(away), repaired=done.repaired)
         case "forget":
-            return Answer(0) if job.fault is None else _forget(job.fault, twin, folder)
+            return RunAnswer(0) if job.fault is None else _forget(job.fault, twin, folder)
     return observe(twin, folder)
 
 
-def _run(job: Job, setup: Setup, twin: TwinPlan, folder: Path) -> Answer:
+def _run(job: ChildJob, setup: Setup, twin: TwinPlan, folder: Path) -> RunAnswer:
     refuse_connections(folder, setup.allowed)
     meet_all_writes()
     clock = faults.shift_clock()
@@ -189,11 +189,11 @@ def _run(job: Job, setup: Setup, twin: TwinPlan, folder: Path) -> Answer:
     settings = RunSettings(wait=WAIT_S if job.waits else 0, wave_bytes=max(1, bytes_of(setup.sample) // _WAVES))
     with _drive(job, twin.plan, folder) as (state, runner):
         summary = Run(state, runner, Silent(), settings, Clock(clock.now, clock.sleep)).run()
-    return Answer(summary.exit or 0, summary.pending, messages=summary.messages)
+    return RunAnswer(summary.exit or 0, summary.pending, messages=summary.messages)
 
 
 @contextlib.contextmanager
-def _drive(job: Job, plan: Plan, folder: Path) -> Iterator[tuple[State, Runner]]:
+def _drive(job: ChildJob, plan: Plan, folder: Path) -> Iterator[tuple[State, Runner]]:
     """Become the driver of the round's state."""
     if job.on_spark:
         if job.fault is not None:
@@ -215,18 +215,18 @@ def meet_all_writes() -> None:
     vars(limits).update(COMPACT_FILES=2, OUTDATED_SHARE=0.01, COUNTED_EVENTS=0, CHECKPOINT_COMMITS=4)
 
 
-def _forget(fault: Fault, twin: TwinPlan, folder: Path) -> Answer:
+def _forget(fault: PlannedFault, twin: TwinPlan, folder: Path) -> RunAnswer:
     """Let a twin lose what it has acknowledged."""
     found = twin.twins[fault.at]
     assert isinstance(found, Twin)
     if fault.kind == "tail":
         if not (folder / "kept").exists():
-            return Answer(error="the destination was given nothing")
+            return RunAnswer(error="the destination was given nothing")
         forget_tail(found.inner, folder)
     elif not forget_holes(found.inner, Random(fault.nth)):
-        return Answer(error="the destination has nothing")
+        return RunAnswer(error="the destination has nothing")
     (folder / "effect").touch()
-    return Answer(0)
+    return RunAnswer(0)
 
 
 def observe(twin: TwinPlan, folder: Path) -> Observation:
@@ -280,7 +280,7 @@ def serve(setup_file: str, jobs: IO[bytes]) -> None:
                 case b"kill":
                     code = forks.kill()
                 case text:
-                    code = forks.start(msgspec.json.decode(text, type=Job))
+                    code = forks.start(msgspec.json.decode(text, type=ChildJob))
             sys.stdout.write(f"{code}\n")
             sys.stdout.flush()
     finally:
@@ -295,7 +295,7 @@ class Forks:
         self._stopped: list[int] = []
         self._orphans: list[int] = []
 
-    def start(self, job: Job) -> int:
+    def start(self, job: ChildJob) -> int:
         """Fork a process for a job, and wait for its end; minus SIGSTOP: it, or a worker of it, has stopped."""
         pid = os.fork()
         if pid == 0:
@@ -372,7 +372,7 @@ def state_of(pid: int) -> str:
     return ""
 
 
-def _be_child(job: Job, setup: Setup) -> NoReturn:
+def _be_child(job: ChildJob, setup: Setup) -> NoReturn:
     out = os.open(Path(job.folder) / "output.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)

@@ -16,7 +16,7 @@ from ferryman.proof.twins import Arrival, read_arrivals
 
 
 class Key(NamedTuple):
-    """What a delivery is, in whichever run."""
+    """Identity of a delivery, the same in every run."""
 
     operation: str
     id: str
@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Delivered:
-    """What the destinations of one run were given and hold.
+    """Deliveries that the destinations of one run were given and hold.
 
     Attributes:
         held: destination -> deliveries that it holds, and how often.
@@ -98,7 +98,7 @@ class Findings:
     calls: int = 0
 
 
-class Comparison:
+class RoundComparison:
     """Compares rounds with the run in which nothing went wrong.
 
     Args:

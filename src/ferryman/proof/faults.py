@@ -69,7 +69,7 @@ JUMP_S: Final = 400 * 86_400
 """Seconds that the clock jumps."""
 
 
-class Fault(msgspec.Struct, frozen=True):
+class PlannedFault(msgspec.Struct, frozen=True):
     """One fault.
 
     Attributes:
@@ -93,7 +93,7 @@ class Fault(msgspec.Struct, frozen=True):
         return self.at or "any"
 
 
-def parse_fault(text: str) -> Fault:
+def parse_fault(text: str) -> PlannedFault:
     """Parse the text of a fault, as a violation prints it: ``driver@wave.logged:2@1``.
 
     Raises:
@@ -102,7 +102,7 @@ def parse_fault(text: str) -> Fault:
     try:
         kind, place, version = text.split("@")
         at, _, nth = place.rpartition(":")
-        fault = Fault(kind, at, int(nth), int(version))
+        fault = PlannedFault(kind, at, int(nth), int(version))
     except ValueError:
         raise ValueError(f"{text!r}: give a fault as a violation prints it: driver@wave.logged:2@1") from None
     if kind not in KINDS:
@@ -110,7 +110,9 @@ def parse_fault(text: str) -> Fault:
     return fault
 
 
-def node_effects(fault: Fault | None, kind: str, node: str, version: int, folder: Path, times: int = 1) -> Effects:
+def node_effects(
+    fault: PlannedFault | None, kind: str, node: str, version: int, folder: Path, times: int = 1
+) -> Effects:
     """Return when a fault of this kind hits a node."""
     if fault is None or fault.kind != kind or fault.at != node or fault.version != version:
         return Effects.none()
@@ -120,7 +122,7 @@ def node_effects(fault: Fault | None, kind: str, node: str, version: int, folder
 # Arming, in the process of a run.
 
 
-def arm(fault: Fault, folder: Path) -> None:
+def arm(fault: PlannedFault, folder: Path) -> None:
     """Arm a fault that hits a process at a crash point, or its clock or disk."""
     mark = str(folder / "effect")
     match fault.kind:
@@ -134,12 +136,12 @@ def arm(fault: Fault, folder: Path) -> None:
             FullDisk(folder / "state", fault.nth, folder)
 
 
-def arm_point(fault: Fault, mark: str, by: int) -> None:
+def arm_point(fault: PlannedFault, mark: str, by: int) -> None:
     """Kill or stop whichever process reaches the point, once over all of them."""
     crash.arm(f"{fault.at}:{fault.nth}", mark, by)
 
 
-def on_reaching(fault: Fault, act: Callable[[], None]) -> None:
+def on_reaching(fault: PlannedFault, act: Callable[[], None]) -> None:
     """Call ``act`` when the point is reached for the n-th time in this process."""
     plain, left = crash.point, fault.nth
 

@@ -21,8 +21,8 @@ from ferryman.plan import DestinationNode, KeyedNode, Plan, SourceNode, StepNode
 from ferryman.plan.calls import dumps
 from ferryman.proof import broken as rules
 from ferryman.proof.builtin import make_plan
-from ferryman.proof.comparison import Comparison, Delivered, Findings
-from ferryman.proof.faults import COMMIT_POINTS, KINDS, SENDING_POINTS, Fault, parse_fault, read_points
+from ferryman.proof.comparison import RoundComparison, Delivered, Findings
+from ferryman.proof.faults import COMMIT_POINTS, KINDS, SENDING_POINTS, PlannedFault, parse_fault, read_points
 from ferryman.proof.rounds import Inconclusive, Played, Processes, Round, Violation
 from ferryman.proof.sample import VERSIONS, draw_sample
 from ferryman.proof.steps import outside_steps, read_calls, refused_connections, undetermined
@@ -78,7 +78,7 @@ class Tally:
 
 
 @dataclass
-class Proof:
+class ProofResult:
     """Result of a proof.
 
     Attributes:
@@ -138,7 +138,7 @@ def prove(
     kinds: Collection[str] = (),
     fault: str = "",
     observer: Callable[[str], None] = lambda text: None,
-) -> Proof:
+) -> ProofResult:
     """Prove that a plan keeps its guarantees, whatever fails: break something in each round, and compare the ends.
 
     Args:
@@ -166,7 +166,7 @@ def prove(
         if plan is None:
             plan = make_plan(folder, documents)
         plan.freeze()
-        result = Proof(plan.name, seed, broken=broken)
+        result = ProofResult(plan.name, seed, broken=broken)
         proving = _Proving(plan, folder, result, observer, scratch=scratch, allow_steps=allow_steps)
         proving.run(documents, rounds, fault, [kind for kind in KINDS if not kinds or kind in kinds], spark=spark)
     result.spent_s = time.monotonic() - began
@@ -190,7 +190,7 @@ class _Proving:
         self,
         plan: Plan,
         folder: Path,
-        result: Proof,
+        result: ProofResult,
         observer: Callable[[str], None],
         *,
         scratch: bool,
@@ -256,7 +256,7 @@ class _Proving:
                 f"changes nothing, allow it with --allow-steps {step}; else give the plan another step in its place."
             )
 
-    def _compare_references(self, first: Played) -> Comparison:
+    def _compare_references(self, first: Played) -> RoundComparison:
         """Compare the two runs without faults: what differs between them, no fault has done."""
         result, second = self._result, self._second
         assert first.seen is not None
@@ -266,7 +266,7 @@ class _Proving:
                 self._note_recorder(name)
         result.undetermined = undetermined([*read_calls(first.folder), *read_calls(second.folder)])
         merged = self._spread(first, second)
-        comparison = Comparison(self._plan, first, merged=merged, determined=not result.undetermined)
+        comparison = RoundComparison(self._plan, first, merged=merged, determined=not result.undetermined)
         for step, document in result.undetermined.items():
             result.unproved.append(
                 f"step {step} makes something else of the same document each time (such as {document}): contents were "
@@ -288,17 +288,17 @@ class _Proving:
 
     # -- what is to be tried -----------------------------------------------------------------------
 
-    def _schedule(self, reference: Path, setup: Setup, kinds: Collection[str], *, spark: bool) -> list[Fault]:
+    def _schedule(self, reference: Path, setup: Setup, kinds: Collection[str], *, spark: bool) -> list[PlannedFault]:
         """Return one fault for each kind at each place."""
         points = read_points(reference / "points")
         chance = Random(self._result.seed)
         twin = TwinPlan(setup, self._folder / "look", 0)
         nodes = self._places(twin)
-        schedule: list[Fault] = []
+        schedule: list[PlannedFault] = []
 
-        def at_point(kind: str, name: str, who: str) -> Fault:
+        def at_point(kind: str, name: str, who: str) -> PlannedFault:
             count = points[name, who]
-            return Fault(kind, name, 1 + chance.randrange(max(1, count // VERSIONS)), chance.randrange(VERSIONS))
+            return PlannedFault(kind, name, 1 + chance.randrange(max(1, count // VERSIONS)), chance.randrange(VERSIONS))
 
         for kind in kinds:
             what = KINDS[kind]
@@ -310,16 +310,18 @@ class _Proving:
                 case "sending":
                     schedule += [at_point(kind, n, "worker") for n in SENDING_POINTS if (n, "worker") in points]
                 case "disk":
-                    schedule += [Fault(kind, "", nth, chance.randrange(VERSIONS)) for nth in _DISK_STEPS]
+                    schedule += [PlannedFault(kind, "", nth, chance.randrange(VERSIONS)) for nth in _DISK_STEPS]
                 case "jvm" if spark:
-                    schedule += [Fault(kind, "commit.ready", 1, 0), Fault(kind, "deliver.done", 1, 1)]
+                    schedule += [PlannedFault(kind, "commit.ready", 1, 0), PlannedFault(kind, "deliver.done", 1, 1)]
                 case "spark" if spark:
-                    schedule += [Fault(kind, "transform.staged", 1, 0), Fault(kind, "deliver.sent", 1, 1)]
+                    schedule += [PlannedFault(kind, "transform.staged", 1, 0), PlannedFault(kind, "deliver.sent", 1, 1)]
                 case "jvm" | "spark":
                     pass
                 case _:
                     schedule += [
-                        Fault(kind, name, 1 if kind == "away" else 1 + chance.randrange(2), self._version(kind, chance))
+                        PlannedFault(
+                            kind, name, 1 if kind == "away" else 1 + chance.randrange(2), self._version(kind, chance)
+                        )
                         for name in nodes[what.hits]
                     ]
         if left_out := [what.title for kind, what in KINDS.items() if kind not in kinds]:
@@ -348,7 +350,7 @@ class _Proving:
             ],
         }
 
-    def _drawn(self, schedule: list[Fault], rounds: int | None) -> list[Fault]:
+    def _drawn(self, schedule: list[PlannedFault], rounds: int | None) -> list[PlannedFault]:
         """Return the rounds to play, in a random order; further ones are drawn from the others."""
         chance = Random(f"{self._result.seed} rounds")
         preferred = rules.preferred_kinds(self._result.broken)
@@ -359,9 +361,9 @@ class _Proving:
         while len(order) < rounds and more:
             fault = chance.choice(more)
             order.append(
-                Fault(fault.kind, fault.at, 1 + chance.randrange(4), self._version(fault.kind, chance))
+                PlannedFault(fault.kind, fault.at, 1 + chance.randrange(4), self._version(fault.kind, chance))
                 if fault.kind != "disk"
-                else Fault(fault.kind, fault.at, 1 + chance.randrange(200), chance.randrange(VERSIONS))
+                else PlannedFault(fault.kind, fault.at, 1 + chance.randrange(200), chance.randrange(VERSIONS))
             )
         return order[:rounds]
 
@@ -370,8 +372,8 @@ class _Proving:
     def _play_all(
         self,
         processes: Processes,
-        comparison: Comparison,
-        schedule: list[Fault],
+        comparison: RoundComparison,
+        schedule: list[PlannedFault],
         places: dict[tuple[str, str], int],
     ) -> None:
         result = self._result
@@ -388,7 +390,7 @@ class _Proving:
         if not result.rounds:
             result.short.append(("any", "any"))
 
-    def _play(self, processes: Processes, comparison: Comparison, fault: Fault) -> None:
+    def _play(self, processes: Processes, comparison: RoundComparison, fault: PlannedFault) -> None:
         """Play a round; one whose fault hits nothing is tried earlier in the run, or in the other version."""
         result = self._result
         tally = result.tallies[fault.kind, fault.place]
@@ -396,7 +398,7 @@ class _Proving:
             now = fault
             if attempt:
                 version = (fault.version + attempt) % VERSIONS if fault.kind != "away" else 0
-                now = Fault(fault.kind, fault.at, 1, version)
+                now = PlannedFault(fault.kind, fault.at, 1, version)
             round_ = Round(processes, self._folder / "round", now, result.broken, self._folder / "base")
             result.rounds += 1
             tally.rounds += 1
@@ -435,14 +437,14 @@ class _Proving:
         self._result.unproved.append(unproved)
 
 
-def _parse(text: str) -> Fault:
+def _parse(text: str) -> PlannedFault:
     try:
         return parse_fault(text)
     except ValueError as e:
         raise UsageError(f"--fault {e}") from None
 
 
-def as_json(result: Proof) -> dict[str, Any]:
+def as_json(result: ProofResult) -> dict[str, Any]:
     """Return the object of ``prove --json``."""
     return {
         "exit": result.exit,

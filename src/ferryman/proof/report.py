@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from ferryman.observe import format_count, plural
 from ferryman.proof.broken import RULES
 from ferryman.proof.faults import KINDS
-from ferryman.proof.proof import Proof, Tally
+from ferryman.proof.proof import ProofResult, Tally
 
 HEADINGS: Final = (
     "fault",
@@ -59,7 +59,7 @@ class Line(NamedTuple):
         )
 
 
-def lines_of(result: Proof) -> list[Line]:
+def lines_of(result: ProofResult) -> list[Line]:
     """Return a line for each kind of fault that was tried."""
     lines = []
     for kind, what in KINDS.items():
@@ -73,7 +73,7 @@ def lines_of(result: Proof) -> list[Line]:
     return lines
 
 
-def verdict(result: Proof) -> str:
+def verdict(result: ProofResult) -> str:
     """Return the result as one sentence."""
     rounds = plural(result.rounds, "round", "rounds")
     if result.violations:
@@ -86,7 +86,7 @@ def verdict(result: Proof) -> str:
     return f"PROVEN: {format_count(faults)} faults in {rounds}, nothing lost, nothing doubled beyond its guarantee"
 
 
-def notes(result: Proof, replay: str) -> Iterator[str]:
+def notes(result: ProofResult, replay: str) -> Iterator[str]:
     """Yield what is to be said below the table.
 
     Args:
@@ -112,7 +112,7 @@ def notes(result: Proof, replay: str) -> Iterator[str]:
         yield f"Calls of steps in all rounds: {calls}."
 
 
-def describe_sample(result: Proof) -> str:
+def describe_sample(result: ProofResult) -> str:
     """Return what was tried with what, as one line."""
     documents = ", ".join(f"{format_count(count)} of {name}" for name, count in result.documents.items())
     return (
@@ -131,7 +131,7 @@ _TWINS: Final = {
 }
 
 
-def as_html(result: Proof, replay: str) -> str:
+def as_html(result: ProofResult, replay: str) -> str:
     """Return the report as a page that needs nothing else."""
     tone = "bad" if result.violations else "open" if result.exit else "good"
     lines = lines_of(result)

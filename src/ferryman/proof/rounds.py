@@ -15,9 +15,9 @@ from typing import Any, Final, Self
 import msgspec
 
 from ferryman.proof import child
-from ferryman.proof.child import Answer, Job, Observation
+from ferryman.proof.child import RunAnswer, ChildJob, Observation
 from ferryman.proof.effects import took_effect
-from ferryman.proof.faults import KINDS, Fault
+from ferryman.proof.faults import KINDS, PlannedFault
 from ferryman.proof.sample import VERSIONS
 
 _RUNS: Final = 8
@@ -58,7 +58,7 @@ class Played:
     """
 
     folder: Path
-    fault: Fault | None
+    fault: PlannedFault | None
     effect: bool = False
     seen: Observation | None = None
     runs: int = 0
@@ -84,7 +84,7 @@ class Processes:
             start_new_session=True,  # Ctrl-C is for the command
         )
 
-    def run(self, job: Job) -> int:
+    def run(self, job: ChildJob) -> int:
         """Run a job in a process of its own; returns how it ended."""
         return self._ask(msgspec.json.encode(job))
 
@@ -146,7 +146,7 @@ class Round:
     """
 
     def __init__(
-        self, processes: Processes, folder: Path, fault: Fault | None, broken: str = "", base: Path | None = None
+        self, processes: Processes, folder: Path, fault: PlannedFault | None, broken: str = "", base: Path | None = None
     ) -> None:
         self._processes = processes
         self._folder = folder
@@ -197,12 +197,12 @@ class Round:
         self._folder.mkdir(parents=True)
         self._finish(0)
 
-    def _run(self, version: int, **options: Any) -> tuple[int, Answer]:
+    def _run(self, version: int, **options: Any) -> tuple[int, RunAnswer]:
         """Run the command once; returns how its process ended, and its answer."""
         self.played.runs += 1
-        return self._do(Job("run", str(self._folder), version, broken=self._broken, **options))
+        return self._do(ChildJob("run", str(self._folder), version, broken=self._broken, **options))
 
-    def _do(self, job: Job) -> tuple[int, Answer]:
+    def _do(self, job: ChildJob) -> tuple[int, RunAnswer]:
         path = self._folder / job.answer
         path.unlink(missing_ok=True)
         code = self._processes.run(job)
@@ -210,13 +210,13 @@ class Round:
             raise Violation(f"{job.verb}: it has not ended within {job.timeout_s:g} s")
         return code, self._answer(job.answer, code)
 
-    def _answer(self, name: str, code: int) -> Answer:
+    def _answer(self, name: str, code: int) -> RunAnswer:
         path = self._folder / name
         if path.exists():
-            return msgspec.json.decode(path.read_bytes(), type=Answer)
+            return msgspec.json.decode(path.read_bytes(), type=RunAnswer)
         if code > 0:
             raise Violation(f"a run ended with a fault of the program: {self._last_output()}")
-        return Answer(error="killed")
+        return RunAnswer(error="killed")
 
     def _last_output(self) -> str:
         path = self._folder / "output.txt"
@@ -237,7 +237,7 @@ class Round:
         raise Violation(f"version {version + 1} of the documents is not delivered in the end: {said}")
 
     def _look(self) -> Observation:
-        job = Job("look", str(self._folder), VERSIONS - 1, answer="seen.json")
+        job = ChildJob("look", str(self._folder), VERSIONS - 1, answer="seen.json")
         code = self._processes.run(job)
         path = self._folder / job.answer
         try:
@@ -248,7 +248,7 @@ class Round:
 
     # -- faults ------------------------------------------------------------------------------------
 
-    def _play_fault(self, fault: Fault) -> None:
+    def _play_fault(self, fault: PlannedFault) -> None:
         match fault.kind:
             case "second":
                 self._second_driver(fault)
@@ -270,7 +270,7 @@ class Round:
                 if answer.error:
                     raise Violation(f"the run ended: {answer.error}")
 
-    def _second_driver(self, fault: Fault) -> None:
+    def _second_driver(self, fault: PlannedFault) -> None:
         """Start a second driver while the first has stopped: it must be refused, and change nothing."""
         code, _ = self._run(fault.version, fault=fault)
         if code != _STOPPED:
@@ -280,7 +280,7 @@ class Round:
             raise Violation("a second driver was not refused, although the first one held the state")
         self._processes.wake()
 
-    def _overtaken(self, fault: Fault) -> None:
+    def _overtaken(self, fault: PlannedFault) -> None:
         """Start a second driver where locks do not work, and wake the first one when it is done."""
         code, _ = self._run(fault.version, fault=fault, unlocked=True)
         if code != _STOPPED:
@@ -292,7 +292,7 @@ class Round:
         if not (first := self._answer("answer.json", 0)).lost and first.error:
             raise Violation(f"the driver that was overtaken ended otherwise: {first.error}")
 
-    def _late_worker(self, fault: Fault) -> None:
+    def _late_worker(self, fault: PlannedFault) -> None:
         """Stop a worker, kill its driver, let others do the work of both versions, and wake the worker."""
         code, _ = self._run(fault.version, fault=fault, forks=True)
         if code != _STOPPED or not self._processes.orphan():
@@ -302,27 +302,29 @@ class Round:
         if self._processes.wake_orphans():
             raise Inconclusive("the worker that was woken did not end")
 
-    def _lose(self, fault: Fault) -> None:
-        _, answer = self._do(Job("forget", str(self._folder), fault.version, fault, self._broken))
+    def _lose(self, fault: PlannedFault) -> None:
+        _, answer = self._do(ChildJob("forget", str(self._folder), fault.version, fault, self._broken))
         if answer.error:
             raise Inconclusive(answer.error)
 
-    def _heal(self, fault: Fault) -> None:
+    def _heal(self, fault: PlannedFault) -> None:
         """Have ``verify --repair`` find and send again what a destination has lost."""
         last = VERSIONS - 1
         if fault.kind == "tail":
             self._do_lose_tail(fault)
         for _ in range(2):  # an older delivery may be found only when the newer one is back
-            _, found = self._do(Job("verify", str(self._folder), last, broken=self._broken, answer="verified.json"))
+            _, found = self._do(
+                ChildJob("verify", str(self._folder), last, broken=self._broken, answer="verified.json")
+            )
             if found.error:
                 raise Inconclusive(f"verify: {found.error}")
             self.played.repaired += found.repaired
             if found.exit == 0:
                 break
             self._finish(last)
-        _, found = self._do(Job("verify", str(self._folder), last, broken=self._broken, answer="verified.json"))
+        _, found = self._do(ChildJob("verify", str(self._folder), last, broken=self._broken, answer="verified.json"))
         if found.exit == 3:
             raise Violation("verify --repair did not bring back what the destination had lost")
 
-    def _do_lose_tail(self, fault: Fault) -> None:
+    def _do_lose_tail(self, fault: PlannedFault) -> None:
         self._lose(msgspec.structs.replace(fault, version=VERSIONS - 1))

@@ -53,7 +53,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SourceSample:
+class DrawnSource:
     """Documents of one source.
 
     Attributes:
@@ -99,7 +99,7 @@ class SourceSample:
         return this
 
 
-Sample = dict[str, SourceSample]
+Sample = dict[str, DrawnSource]
 """Name of a source node -> what was drawn of it."""
 
 
@@ -114,7 +114,7 @@ def draw_sample(plan: Plan, count: int, seed: int) -> Sample:
         if isinstance(node, SourceNode) and not isinstance(node, JoinNode | AltsNode):
             node.source.check()
             if isinstance(node.source, Log):
-                sample[node.name] = SourceSample(entries=list(islice(_entries(node.source, count), count)))
+                sample[node.name] = DrawnSource(entries=list(islice(_entries(node.source, count), count)))
             elif isinstance(node.source, DataFrame):
                 raise UsageError(
                     f"source {node.name} is a DataFrame, which only Spark can read, and a proof does not: give the "
@@ -127,7 +127,7 @@ def draw_sample(plan: Plan, count: int, seed: int) -> Sample:
     return sample
 
 
-def _draw(source: Source, count: int, chance: random.Random) -> SourceSample:
+def _draw(source: Source, count: int, chance: random.Random) -> DrawnSource:
     listed = list(islice(_listing(source), _LISTED * count))
     chosen = sorted(chance.sample(range(len(listed)), min(count, len(listed))))
     documents: list[Drawn] = []
@@ -137,7 +137,7 @@ def _draw(source: Source, count: int, chance: random.Random) -> SourceSample:
         if each is not None and each.bytes <= room:
             documents.append(each)
             room -= each.bytes
-    return SourceSample(any(isinstance(each, Listed) for each in listed), list({d.id: d for d in documents}.values()))
+    return DrawnSource(any(isinstance(each, Listed) for each in listed), list({d.id: d for d in documents}.values()))
 
 
 def _listing(source: Source) -> Iterator[Listed | Document]:
@@ -220,7 +220,7 @@ class SampleSource(Source):
 class SampleLog(Log):
     """Has the entries of a sample in place of a plan's own log; the last ones only in the second version."""
 
-    def __init__(self, drawn: SourceSample, version: int, like: Log) -> None:
+    def __init__(self, drawn: DrawnSource, version: int, like: Log) -> None:
         super().__init__(prefix=like.prefix, ordered=like.ordered, on_error=like.on_error)
         self.filters = like.filters
         self.repeats_ids = like.repeats_ids

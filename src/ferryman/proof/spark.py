@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ferryman import crash
-from ferryman.proof.faults import Fault, on_reaching
+from ferryman.proof.faults import PlannedFault, on_reaching
 
 MASTER: Final = "local[2,4]"
 """Two tasks at once; a task whose worker dies is tried four times."""
@@ -18,7 +18,7 @@ MASTER: Final = "local[2,4]"
 CONF: Final = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.python.worker.reuse": "true"}
 
 
-def arm(fault: Fault, folder: Path) -> None:
+def arm(fault: PlannedFault, folder: Path) -> None:
     """Arm a fault of Spark, before it is started: its workers inherit the environment."""
     if fault.kind == "spark":
         os.environ[crash.ENVIRONMENT] = f"{fault.at}:{fault.nth}@{folder / 'effect'}"

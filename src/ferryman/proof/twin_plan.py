@@ -13,8 +13,8 @@ from ferryman.destinations.base import Destination
 from ferryman.plan import AltsNode, DestinationNode, JoinNode, KeyedNode, Plan, Policy, SourceNode, StepNode
 from ferryman.plan.nodes import ExportsNode, Node
 from ferryman.proof.effects import Effects
-from ferryman.proof.faults import Fault, node_effects
-from ferryman.proof.sample import Sample, SampleLog, SampleSource, SourceSample
+from ferryman.proof.faults import PlannedFault, node_effects
+from ferryman.proof.sample import Sample, SampleLog, SampleSource, DrawnSource
 from ferryman.proof.steps import observe
 from ferryman.proof.twins import Misbehaviour, make_twin, wrap
 from ferryman.queues import Queue as DurableQueue
@@ -40,7 +40,7 @@ _SEND_TIMEOUT_S: Final = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What all rounds of a proof have in common.
+    """Plan, sample and permissions, which all rounds of a proof share.
 
     Attributes:
         plan: the user's plan.
@@ -68,7 +68,7 @@ class TwinPlan:
         kinds: name of a destination's node -> what its twin is: embedded, scratch or recorder.
     """
 
-    def __init__(self, setup: Setup, folder: Path, version: int, fault: Fault | None = None) -> None:
+    def __init__(self, setup: Setup, folder: Path, version: int, fault: PlannedFault | None = None) -> None:
         self._setup = setup
         self._folder = folder
         self._version = version
@@ -110,7 +110,7 @@ class TwinPlan:
             drawn.version(self._version), drawn.reads, self._version, source, self._effects("source", node.name)
         )
 
-    def _queue(self, source: Queue, drawn: SourceSample) -> Queue:
+    def _queue(self, source: Queue, drawn: DrawnSource) -> Queue:
         """Return a queue in the round's folder with the messages of this version."""
         root = self._folder / "sources"
         bodies: list[dict[str, Any]] = [

@@ -45,7 +45,7 @@ ARRIVALS: Final = "arrivals.jsonl"
 """File of a round with every delivery that a twin was given."""
 
 Misbehaviour = Literal["", "refuses", "away", "hangs", "half", "drops", "forgets"]
-"""How a twin misbehaves in the call that its fault hits."""
+"""Misbehaviour of a twin in the call that its fault hits."""
 
 _DECLARED: Final = (
     "effect",
@@ -57,7 +57,7 @@ _DECLARED: Final = (
     "keyed_by_id",
     "preferred_batch",
 )
-"""What a destination declares of itself, and its twin too."""
+"""Attributes by which a destination declares what it promises, and its twin too."""
 
 HANG_S: Final = 3600.0
 """Longer than any call may take."""
@@ -146,11 +146,11 @@ def make_twin(node: DestinationNode, folder: Path, scratch: str = "") -> tuple[D
         return twin, "embedded"
     if scratch and (twin := scratch_of(destination, scratch)) is not None:
         return twin, "scratch"
-    recorder = ReadableRecorder if can_be_read(destination) else Recorder
+    recorder = ReadableRecorderTwin if can_be_read(destination) else RecorderTwin
     return recorder(own / "record.jsonl", destination, node.policy.guarantee), "recorder"
 
 
-class Recorder(Destination):
+class RecorderTwin(Destination):
     """Keeps what it is given in a file, as a destination with these promises does.
 
     A transactional one keeps each hash once; one that compares sequences keeps no delivery older than what it has.
@@ -211,7 +211,7 @@ class Recorder(Destination):
         return [Holding(id, digest, True) for id, digest, *_ in rows]
 
 
-class ReadableRecorder(Recorder):
+class ReadableRecorderTwin(RecorderTwin):
     """Recorder of a destination that can be read back."""
 
     def identity(self) -> str | None:
@@ -385,7 +385,7 @@ def read_arrivals(folder: Path) -> list[Arrival]:
 def held_by(twin: Destination, context: DestinationContext) -> list[Holding]:
     """Return what a twin holds."""
     inner = twin.inner if isinstance(twin, Twin) else twin
-    if isinstance(inner, Recorder):
+    if isinstance(inner, RecorderTwin):
         return inner.held()
     if not can_be_read(inner):
         return []
@@ -425,7 +425,7 @@ def forget_holes(inner: Destination, chance: Random) -> int:
                 ids = [id for (id,) in db.execute(f'SELECT rowid FROM "{inner.table}" ORDER BY rowid')]
                 lost = _some(ids, chance)
                 db.executemany(f'DELETE FROM "{inner.table}" WHERE rowid = ?', [(id,) for id in lost])
-        case Recorder():
+        case RecorderTwin():
             lines = inner.path.read_bytes().splitlines(keepends=True)
             lost = _some(range(len(lines)), chance)
             inner.path.write_bytes(b"".join(line for at, line in enumerate(lines) if at not in lost))
@@ -453,7 +453,7 @@ def _place(inner: Destination) -> Path | None:
             return Path(_database(inner).database or "").parent
         case JsonLines() | Directory():
             return Path(inner.directory)
-        case Recorder():
+        case RecorderTwin():
             return inner.path.parent
         case Queue():
             return Path(inner.root)
