@@ -170,7 +170,12 @@ def _dispatch(job: ChildJob, setup: Setup, folder: Path) -> RunAnswer | Observat
         case "verify":
             done = verify(twin.plan, state=folder / "state", repair=True, delete_extra=True, allow_deletes=True)
             away = [each.why for each in done.targets if each.is_away]
-            return RunAnswer(done.exit, error="; ".join(away), repaired=done.repaired)
+            left = [
+                f"{each.document} is {each.kind} at {each.destination}: {each.why}"
+                for target in done.targets
+                for each in target.differences
+            ]
+            return RunAnswer(done.exit, error="; ".join(away), messages=left, repaired=done.repaired)
         case "forget":
             return RunAnswer(0) if job.fault is None else _forget(job.fault, twin, folder)
     return observe(twin, folder)
@@ -223,7 +228,7 @@ def _forget(fault: PlannedFault, twin: TwinPlan, folder: Path) -> RunAnswer:
         if not (folder / "kept").exists():
             return RunAnswer(error="the destination was given nothing")
         forget_tail(found.inner, folder)
-    elif not forget_holes(found.inner, Random(fault.nth)):
+    elif not forget_holes(found.inner, folder, Random(fault.nth)):
         return RunAnswer(error="the destination has nothing")
     (folder / "effect").touch()
     return RunAnswer(0)

@@ -15,13 +15,16 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from ferryman.destinations.base import Destination
 from ferryman.errors import UsageError
 from ferryman.limits import MIB
 from ferryman.plan import DestinationNode, KeyedNode, Plan, SourceNode, StepNode
 from ferryman.plan.calls import dumps
+from ferryman.plan.keyed import read_once_sources
+from ferryman.plan.paths import destinations_of_sources
 from ferryman.proof import broken as rules
 from ferryman.proof.builtin import make_plan
-from ferryman.proof.comparison import RoundComparison, Delivered, Findings
+from ferryman.proof.comparison import Delivered, Findings, RoundComparison
 from ferryman.proof.faults import COMMIT_POINTS, KINDS, SENDING_POINTS, PlannedFault, parse_fault, read_points
 from ferryman.proof.rounds import Inconclusive, Played, Processes, Round, Violation
 from ferryman.proof.sample import VERSIONS, draw_sample
@@ -211,6 +214,8 @@ class _Proving:
         self._scratch = f"ferryman_proof_{uuid.uuid4().hex[:8]}" if scratch else ""
         self._allowed = tuple(allow_steps)
         self._calls: Counter[str] = Counter()
+        self._keyed = {n.name: n.destination.keyed_by_id for n in plan.nodes if isinstance(n, DestinationNode)}
+        """Destination -> whether it stores one document per id."""
 
     def run(self, documents: int, rounds: int | None, only: str, kinds: Collection[str], *, spark: bool) -> None:
         """Draw the sample, run without faults, and play the rounds."""
@@ -318,20 +323,25 @@ class _Proving:
                 case "jvm" | "spark":
                     pass
                 case _:
-                    schedule += [
-                        PlannedFault(
-                            kind, name, 1 if kind == "away" else 1 + chance.randrange(2), self._version(kind, chance)
-                        )
-                        for name in nodes[what.hits]
-                    ]
+                    first = kind == "away" or what.hits == "readable"
+                    for name in nodes[what.hits]:
+                        nth = 1 if first else 1 + chance.randrange(2)
+                        schedule.append(PlannedFault(kind, name, nth, self._version(kind, name, chance)))
+        if once := [name for name in self._read_once() if can_forget(_inner(twin, name))]:
+            self._result.unproved.append(
+                f"{', '.join(once)}: what it loses after it has acknowledged it, `ferryman verify` finds but cannot "
+                "send again, because a keyed node reads only once what it is made of"
+            )
         if left_out := [what.title for kind, what in KINDS.items() if kind not in kinds]:
             self._result.unproved.append(f"not tried at all: {'; '.join(left_out)}")
         if not spark:
             self._result.unproved.append("nothing was tried on Spark: its Java process and workers were not killed")
         return schedule
 
-    @staticmethod
-    def _version(kind: str, chance: Random) -> int:
+    def _version(self, kind: str, node: str, chance: Random) -> int:
+        """Return a version in which the fault can happen."""
+        if kind in ("tail", "holes") and not self._keyed[node]:
+            return VERSIONS - 1  # an older delivery than the last of its document cannot be sent again
         return 0 if kind == "away" else chance.randrange(VERSIONS)
 
     def _places(self, twin: TwinPlan) -> dict[str, list[str]]:
@@ -341,7 +351,7 @@ class _Proving:
         busy = [name for name in sending if given[name]]
         return {
             "destination": busy,
-            "readable": [n for n in busy if can_be_read(sending[n].inner) and can_forget(sending[n].inner)],
+            "readable": [n for n in busy if can_forget(sending[n].inner) and n not in self._read_once()],
             "step": [n.name for n in self._plan.nodes if isinstance(n, StepNode)],
             "source": [
                 n.name
@@ -349,6 +359,13 @@ class _Proving:
                 if isinstance(n, SourceNode) and not isinstance(n, KeyedNode) and not isinstance(n.source, Log)
             ],
         }
+
+    def _read_once(self) -> list[str]:
+        """Return the destinations to which nothing can be sent again, because their documents are read only once."""
+        nodes = self._plan.nodes
+        once = read_once_sources(nodes)
+        found = {name for source, names in destinations_of_sources(nodes).items() if source in once for name in names}
+        return sorted(found & set(self._result.twins))
 
     def _drawn(self, schedule: list[PlannedFault], rounds: int | None) -> list[PlannedFault]:
         """Return the rounds to play, in a random order; further ones are drawn from the others."""
@@ -361,7 +378,7 @@ class _Proving:
         while len(order) < rounds and more:
             fault = chance.choice(more)
             order.append(
-                PlannedFault(fault.kind, fault.at, 1 + chance.randrange(4), self._version(fault.kind, chance))
+                PlannedFault(fault.kind, fault.at, 1 + chance.randrange(4), self._version(fault.kind, fault.at, chance))
                 if fault.kind != "disk"
                 else PlannedFault(fault.kind, fault.at, 1 + chance.randrange(200), chance.randrange(VERSIONS))
             )
@@ -397,7 +414,8 @@ class _Proving:
         for attempt in range(_TRIES):
             now = fault
             if attempt:
-                version = (fault.version + attempt) % VERSIONS if fault.kind != "away" else 0
+                other = (fault.version + attempt) % VERSIONS
+                version = other if KINDS[fault.kind].hits != "readable" and fault.kind != "away" else fault.version
                 now = PlannedFault(fault.kind, fault.at, 1, version)
             round_ = Round(processes, self._folder / "round", now, result.broken, self._folder / "base")
             result.rounds += 1
@@ -435,6 +453,11 @@ class _Proving:
         if not can_be_read(node.destination):
             unproved += "; nor can anybody find what it loses after it has acknowledged it, for it cannot be read back"
         self._result.unproved.append(unproved)
+
+
+def _inner(twin: TwinPlan, name: str) -> Destination:
+    found = twin.twins[name]
+    return found.inner if isinstance(found, Twin) else found
 
 
 def _parse(text: str) -> PlannedFault:

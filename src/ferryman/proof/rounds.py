@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from ferryman.proof import child
-from ferryman.proof.child import RunAnswer, ChildJob, Observation
+from ferryman.proof.child import ChildJob, Observation, RunAnswer
 from ferryman.proof.effects import took_effect
 from ferryman.proof.faults import KINDS, PlannedFault
 from ferryman.proof.sample import VERSIONS
@@ -259,6 +259,7 @@ class Round:
             case "away":
                 self._run(fault.version, fault=fault, waits=False)
             case "holes":
+                self._run(fault.version, fault=fault)
                 self._finish(fault.version)
                 self._lose(fault)
             case "jvm" | "spark":
@@ -324,7 +325,7 @@ class Round:
             self._finish(last)
         _, found = self._do(ChildJob("verify", str(self._folder), last, broken=self._broken, answer="verified.json"))
         if found.exit == 3:
-            raise Violation("verify --repair did not bring back what the destination had lost")
+            raise Violation(f"verify --repair did not bring back what was lost: {'; '.join(found.messages[:3])}")
 
     def _do_lose_tail(self, fault: PlannedFault) -> None:
         self._lose(msgspec.structs.replace(fault, version=VERSIONS - 1))

@@ -176,20 +176,19 @@ class SampleSource(Source):
     """Lists a sample in place of a plan's own source.
 
     Args:
-        drawn: what was drawn of the source.
-        version: of the sample.
+        drawn: documents of a version.
+        reads: it lists them without their content.
         like: the source itself, of which ids and errors are.
         effects: faults of this source.
     """
 
-    def __init__(self, drawn: Sequence[Drawn], reads: bool, version: int, like: Source, effects: Effects) -> None:
+    def __init__(self, drawn: Sequence[Drawn], reads: bool, like: Source, effects: Effects) -> None:
         super().__init__(prefix=like.prefix, detect=like.detect, max_deleted=1.0)
         self.encodes_ids = like.encodes_ids
         self.unsupported = like.unsupported
         self.uncounted = like.uncounted
         self._drawn = {each.id: each for each in drawn}
         self._reads = reads
-        self._version = version
         self._effects = effects
 
     def partitions(self) -> list[list[str]]:

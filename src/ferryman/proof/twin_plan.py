@@ -14,7 +14,7 @@ from ferryman.plan import AltsNode, DestinationNode, JoinNode, KeyedNode, Plan, 
 from ferryman.plan.nodes import ExportsNode, Node
 from ferryman.proof.effects import Effects
 from ferryman.proof.faults import PlannedFault, node_effects
-from ferryman.proof.sample import Sample, SampleLog, SampleSource, DrawnSource
+from ferryman.proof.sample import DrawnSource, Sample, SampleLog, SampleSource
 from ferryman.proof.steps import observe
 from ferryman.proof.twins import Misbehaviour, make_twin, wrap
 from ferryman.queues import Queue as DurableQueue
@@ -25,6 +25,7 @@ from ferryman.sources.log import Alternating, Entry, Joined, Log
 MISBEHAVIOURS: Final[Mapping[str, Misbehaviour]] = {
     **{name: name for name in ("refuses", "away", "hangs", "half", "drops")},
     "tail": "forgets",
+    "holes": "forgets",
 }
 """Kind of fault -> how the twin misbehaves."""
 
@@ -106,9 +107,7 @@ class TwinPlan:
             log = self._queue(source, drawn) if isinstance(source, Queue) else SampleLog(drawn, self._version, source)
             self._logs[id(source)] = log
             return log
-        return SampleSource(
-            drawn.version(self._version), drawn.reads, self._version, source, self._effects("source", node.name)
-        )
+        return SampleSource(drawn.version(self._version), drawn.reads, source, self._effects("source", node.name))
 
     def _queue(self, source: Queue, drawn: DrawnSource) -> Queue:
         """Return a queue in the round's folder with the messages of this version."""

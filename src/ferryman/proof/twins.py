@@ -415,26 +415,50 @@ def forget_tail(inner: Destination, folder: Path) -> None:
     shutil.copytree(folder / "kept", place)
 
 
-def forget_holes(inner: Destination, chance: Random) -> int:
-    """Lose some of what the twin has, here and there; return how much."""
-    place = _place(inner)
+def forget_holes(inner: Destination, folder: Path, chance: Random) -> int:
+    """Lose some of what the twin has, here and there; return how much.
+
+    Of a destination that keeps every delivery, only those since the copy are lost: an older version of a document
+    cannot be sent again once there is a newer one.
+    """
+    place, kept = _place(inner), folder / "kept"
     assert place is not None
     match inner:
         case Sql():
+            before = 0 if inner.keyed_by_id else _highest_row(kept / "twin.db", inner.table)
             with closing(sqlite3.connect(place / "twin.db")) as db, db:
-                ids = [id for (id,) in db.execute(f'SELECT rowid FROM "{inner.table}" ORDER BY rowid')]
-                lost = _some(ids, chance)
+                query = f'SELECT rowid FROM "{inner.table}" WHERE rowid > ? ORDER BY rowid'
+                lost = _some([id for (id,) in db.execute(query, [before])], chance)
                 db.executemany(f'DELETE FROM "{inner.table}" WHERE rowid = ?', [(id,) for id in lost])
         case RecorderTwin():
             lines = inner.path.read_bytes().splitlines(keepends=True)
-            lost = _some(range(len(lines)), chance)
+            old = kept / inner.path.name
+            first = 0 if inner.keyed_by_id or not old.exists() else len(old.read_bytes().splitlines())
+            lost = _some(range(first, len(lines)), chance)
             inner.path.write_bytes(b"".join(line for at, line in enumerate(lines) if at not in lost))
         case _:
-            files = sorted(p for p in place.rglob("*") if p.is_file() and not _is_hidden(p, place))
+            files = sorted(
+                path
+                for path in place.rglob("*")
+                if path.is_file()
+                and not _is_hidden(path, place)
+                and (inner.keyed_by_id or not (kept / path.relative_to(place)).exists())
+            )
             lost = _some(files, chance)
             for path in lost:
                 path.unlink()
     return len(lost)
+
+
+def _highest_row(database: Path, table: str) -> int:
+    """Return the highest row of a table; 0 if there is none."""
+    if not database.exists():
+        return 0
+    with closing(sqlite3.connect(database)) as db:
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [table]).fetchone():
+            return 0
+        [(highest,)] = db.execute(f'SELECT max(rowid) FROM "{table}"').fetchall()
+        return highest or 0
 
 
 def _some(items: Any, chance: Random) -> list[Any]:
