@@ -7,6 +7,7 @@ opens nothing: ``python -m ferryman.proof.child SETUP``, then one ``Job`` a line
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import os
@@ -56,11 +57,14 @@ TIMEOUT: Final = 1000
 WAIT_S: Final = 86_400.0
 """Seconds that a run waits for what comes due; its clock takes none for it."""
 
-_WOKEN_S: Final = 60.0
+_WOKEN_S: Final = 600.0
 """Seconds that a process may take that was woken."""
 
 _PAUSE_S: Final = 0.003
 """Seconds between two looks at a process."""
+
+_LAST_WORDS_S: Final = 0.5
+"""Seconds that a process has to say where it was."""
 
 _WAVES: Final = 2
 """Waves that a sample is split into, about."""
@@ -94,7 +98,7 @@ class ChildJob(msgspec.Struct):
     records: bool = False
     unlocked: bool = False
     on_spark: bool = False
-    timeout_s: float = 60.0
+    timeout_s: float = 600.0
     answer: str = "answer.json"
 
 
@@ -357,6 +361,8 @@ class Forks:
                 self._stopped.append(pid)
                 return -signal.SIGSTOP
             if time.monotonic() > until:
+                os.kill(pid, signal.SIGUSR1)
+                time.sleep(_LAST_WORDS_S)
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 return TIMEOUT
@@ -365,9 +371,11 @@ class Forks:
 
 def children_of(pid: int) -> list[int]:
     """Return the processes that a process has forked, and that live."""
+    found: list[int] = []
     with contextlib.suppress(OSError):
-        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(each) for each in (thread / "children").read_text().split()]
+    return found
 
 
 def state_of(pid: int) -> str:
@@ -383,6 +391,7 @@ def _be_child(job: ChildJob, setup: Setup) -> NoReturn:
     os.dup2(out, 2)
     code = 0
     gc.disable()  # it does one job, and is gone
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it was when it took too long
     try:
         work(job, setup)
     except BaseException:

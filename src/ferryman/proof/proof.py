@@ -165,13 +165,14 @@ def prove(
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise UsageError(f"--only {unknown[0]}: there is no such kind of fault; there are {', '.join(KINDS)}.")
     began = time.monotonic()
+    only = _parse(fault) if fault else None
     with _work_folder() as folder:
         if plan is None:
             plan = make_plan(folder, documents)
         plan.freeze()
         result = ProofResult(plan.name, seed, broken=broken)
         proving = _Proving(plan, folder, result, observer, scratch=scratch, allow_steps=allow_steps)
-        proving.run(documents, rounds, fault, [kind for kind in KINDS if not kinds or kind in kinds], spark=spark)
+        proving.run(documents, rounds, only, [kind for kind in KINDS if not kinds or kind in kinds], spark=spark)
     result.spent_s = time.monotonic() - began
     return result
 
@@ -217,7 +218,9 @@ class _Proving:
         self._keyed = {n.name: n.destination.keyed_by_id for n in plan.nodes if isinstance(n, DestinationNode)}
         """Destination -> whether it stores one document per id."""
 
-    def run(self, documents: int, rounds: int | None, only: str, kinds: Collection[str], *, spark: bool) -> None:
+    def run(
+        self, documents: int, rounds: int | None, only: PlannedFault | None, kinds: Collection[str], *, spark: bool
+    ) -> None:
         """Draw the sample, run without faults, and play the rounds."""
         result = self._result
         sample = draw_sample(self._plan, documents, result.seed)
@@ -230,8 +233,8 @@ class _Proving:
             self._observer("running without faults")
             reference = self._reference(processes, setup_file)
             comparison = self._compare_references(reference)
-            if only:
-                self._play_all(processes, comparison, [_parse(only)], {})
+            if only is not None:
+                self._play_all(processes, comparison, [only], {})
                 return
             schedule = self._schedule(reference.folder, setup, kinds, spark=spark)
             places = {(fault.kind, fault.place): LEAST for fault in schedule}

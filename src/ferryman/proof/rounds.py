@@ -23,7 +23,7 @@ from ferryman.proof.sample import VERSIONS
 _RUNS: Final = 8
 """Runs of one version of the sample after which it should be delivered."""
 
-_SPARK_S: Final = 240.0
+_SPARK_S: Final = 900.0
 """Seconds that a run on Spark may take."""
 
 _ONE_THREAD: Final = {
@@ -207,7 +207,7 @@ class Round:
         path.unlink(missing_ok=True)
         code = self._processes.run(job)
         if code == child.TIMEOUT:
-            raise Violation(f"{job.verb}: it has not ended within {job.timeout_s:g} s")
+            raise Inconclusive(f"{job.verb}: it has not ended within {job.timeout_s:g} s")
         return code, self._answer(job.answer, code)
 
     def _answer(self, name: str, code: int) -> RunAnswer:
