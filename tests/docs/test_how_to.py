@@ -34,6 +34,7 @@ PAGES = [
     "call-a-step-once",
     "run-a-model-over-batches",
     "verify-an-index",
+    "prove-a-plan",
     "run-on-a-schedule",
     "run-in-a-container",
     "back-up-and-move",

@@ -276,6 +276,7 @@ def serve(setup_file: str, jobs: IO[bytes]) -> None:
     importlib.import_module("pyarrow.dataset")  # else each process that reads a table loads it
     importlib.import_module("sqlalchemy.dialects.sqlite")
     gc.freeze()  # else each process copies what it looks for garbage in
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started the command may have ignored it
     forks = Forks(setup)
     try:
         for line in jobs:
