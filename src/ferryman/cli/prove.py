@@ -52,7 +52,7 @@ def prove(
     scratch: Annotated[
         bool,
         typer.Option(
-            "--scratch", help="Write to tables and indices of the proof's own, on the servers of the destinations."
+            "--scratch", help="On PostgreSQL, write to tables of the proof's own, which are dropped in the end."
         ),
     ] = False,
     allow_steps: Annotated[
@@ -84,8 +84,8 @@ def prove(
     what it has acknowledged, the disk is full, the clock jumps. Then the plan runs until all is delivered: it must be
     what it delivers without any fault.
 
-    Nothing is written to your destinations: twins stand in their place. --scratch writes to tables and indices of the
-    proof's own beside them. A step that opens a connection is refused, unless --allow-steps names it.
+    Nothing is written to your destinations: twins stand in their place. --scratch writes to tables of the proof's own
+    beside yours. A step that opens a connection is refused, unless --allow-steps names it.
 
     Only faults that took effect count. Exit codes: 0 proven; 1 a rule was broken, or too few faults took effect; 2 the
     plan cannot be proved like this.

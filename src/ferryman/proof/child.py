@@ -37,7 +37,7 @@ from ferryman.proof.faults import PlannedFault
 from ferryman.proof.sample import bytes_of
 from ferryman.proof.steps import refuse_connections
 from ferryman.proof.twin_plan import Setup, TwinPlan
-from ferryman.proof.twins import Twin, forget_holes, forget_tail, held_by
+from ferryman.proof.twins import Twin, drop_scratch, forget_holes, forget_tail, held_by
 from ferryman.state.state import State, sender_of, state_root
 from ferryman.testing.inprocess import InProcess
 from ferryman.verification import verify
@@ -74,7 +74,7 @@ class ChildJob(msgspec.Struct):
     """One run in a process of its own.
 
     Attributes:
-        verb: run | look | verify | forget.
+        verb: run | look | verify | forget | drop.
         folder: of the round.
         version: of the sample.
         fault: what is armed in this process; None: nothing.
@@ -180,6 +180,11 @@ def _dispatch(job: ChildJob, setup: Setup, folder: Path) -> RunAnswer | Observat
                 for each in target.differences
             ]
             return RunAnswer(done.exit, error="; ".join(away), messages=left, repaired=done.repaired)
+        case "drop":
+            for name, kind in twin.kinds.items():
+                if kind == "scratch":
+                    drop_scratch(twin.twins[name])
+            return RunAnswer(0)
         case "forget":
             return RunAnswer(0) if job.fault is None else _forget(job.fault, twin, folder)
     return observe(twin, folder)

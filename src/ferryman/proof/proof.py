@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 import time
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -151,7 +150,7 @@ def prove(
             more, the further ones are drawn at random.
         seed: by which documents and rounds are drawn: with the same one, the same happens.
         broken: a rule of the protocol to break on purpose, see ``proof.broken``: the proof must find it.
-        scratch: make scratch tables and indices beside the user's own, where there is no embedded twin.
+        scratch: make scratch tables beside the user's own in databases on servers; they are dropped after each round.
         allow_steps: steps that may open connections, and change something outside.
         spark: also break Spark, which takes longer.
         kinds: only these kinds of faults; (): all.
@@ -212,7 +211,7 @@ class _Proving:
         self._folder = folder
         self._result = result
         self._observer = observer
-        self._scratch = f"ferryman_proof_{uuid.uuid4().hex[:8]}" if scratch else ""
+        self._scratch = "ferryman_proof" if scratch else ""
         self._allowed = tuple(allow_steps)
         self._calls: Counter[str] = Counter()
         self._keyed = {n.name: n.destination.keyed_by_id for n in plan.nodes if isinstance(n, DestinationNode)}
@@ -248,8 +247,9 @@ class _Proving:
             first = Round(processes, self._folder / "reference", None).play(records=True)
             with Processes(setup_file, hash_seed=1) as others:
                 self._second = Round(others, self._folder / "second", None).play()
-            Round(processes, self._folder / "round", None).prepare()
-            shutil.copytree(self._folder / "round", self._folder / "base", symlinks=True)
+            if not self._scratch:  # a scratch table cannot be copied
+                Round(processes, self._folder / "round", None).prepare()
+                shutil.copytree(self._folder / "round", self._folder / "base", symlinks=True)
         except (Violation, Inconclusive) as e:
             self._refuse_connections(self._folder / "reference")
             raise UsageError(f"without any fault the plan does not come to its end: {e}") from e
@@ -420,7 +420,8 @@ class _Proving:
                 other = (fault.version + attempt) % VERSIONS
                 version = other if KINDS[fault.kind].hits != "readable" and fault.kind != "away" else fault.version
                 now = PlannedFault(fault.kind, fault.at, 1, version)
-            round_ = Round(processes, self._folder / "round", now, result.broken, self._folder / "base")
+            base = None if self._scratch else self._folder / "base"
+            round_ = Round(processes, self._folder / "round", now, result.broken, base)
             result.rounds += 1
             tally.rounds += 1
             try:

@@ -126,7 +126,7 @@ _PAGE: Final = Path(__file__).with_name("page.html")
 
 _TWINS: Final = {
     "embedded": "of the same kind, in a folder of the proof",
-    "scratch": "a table or index of its own on the same server",
+    "scratch": "a table of its own on the same server",
     "recorder": "a recorder, which behaves as the guarantee demands",
 }
 

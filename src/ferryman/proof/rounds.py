@@ -180,12 +180,18 @@ class Round:
                     self._play_fault(self._fault)
                     if self._fault.kind == "away" and version + 1 < VERSIONS:
                         continue  # the next version comes while this one is still to be delivered
+                    if self._fault.kind == "late":
+                        version = VERSIONS - 1  # both have been delivered
                 self._finish(version, records=records)
+                if version == VERSIONS - 1:
+                    break
             if self._fault is not None and self._fault.kind in ("tail", "holes"):
                 self._heal(self._fault)
             self.played.seen = self._look()
         finally:
             self._processes.kill_stopped()
+            if (self._folder / "scratch").exists():
+                self._processes.run(ChildJob("drop", str(self._folder), answer="dropped.json"))
             self.played.spent_s = time.monotonic() - began
         self.played.effect = took_effect(self._folder)
         return self.played

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -47,7 +48,7 @@ class Setup:
         plan: the user's plan.
         sample: what was drawn of its sources.
         allowed: steps that may open connections.
-        scratch: beginning of the names of scratch tables and indices; "": none may be made.
+        scratch: part of the names of scratch tables; "": none may be made.
     """
 
     plan: Plan
@@ -140,8 +141,13 @@ class TwinPlan:
         return twin
 
     def _scratch_name(self) -> str:
-        """Return the name of this round's scratch tables and indices."""
-        return f"{self._setup.scratch}_{self._folder.name}" if self._setup.scratch else ""
+        """Return the end of the names of this round's scratch tables, the same in all of its runs."""
+        if not self._setup.scratch:
+            return ""
+        name = self._folder / "scratch"
+        if not name.exists():
+            name.write_text(f"{self._setup.scratch}_{uuid.uuid4().hex[:8]}")
+        return name.read_text()
 
     def _policy(self, node: DestinationNode) -> Policy:
         hangs = self._fault is not None and self._fault.kind == "hangs"

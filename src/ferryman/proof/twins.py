@@ -96,15 +96,25 @@ class Holding(NamedTuple):
 
 
 def scratch_of(destination: Destination, name: str) -> Destination | None:
-    """Return the same destination with a table or index of its own, beside the user's; None: there is no such."""
+    """Return the same destination with a table of its own beside the user's; None: it is not a database on a server."""
+    if not isinstance(destination, Sql) or _database(destination).get_backend_name() == "sqlite":
+        return None
     twin = copy.copy(destination)
-    if isinstance(destination, Sql) and _database(destination).get_backend_name() != "sqlite":
-        vars(twin)["table"] = f"{destination.table}_{name}"
-        return twin
-    if type(destination).__name__ in ("OpenSearch", "Elasticsearch") and hasattr(destination, "index"):
-        vars(twin)["index"] = f"{destination.index}-{name}".lower()
-        return twin
-    return None
+    vars(twin)["table"] = f"{destination.table}_{name}"
+    return twin
+
+
+def drop_scratch(twin: Destination) -> None:
+    """Drop a scratch table, and what belongs to it."""
+    inner = twin.inner if isinstance(twin, Twin) else twin
+    assert isinstance(inner, Sql)
+    engine = sa.create_engine(_database(inner))
+    quote = engine.dialect.identifier_preparer.quote
+    with engine.begin() as connection:
+        for suffix in ("", "_tombstones"):
+            name = ".".join(quote(part) for part in f"{inner.table}{suffix}".split("."))
+            connection.execute(sa.text(f"DROP TABLE IF EXISTS {name}"))
+    engine.dispose()
 
 
 def embedded_twin(destination: Destination, folder: Path) -> Destination | None:
@@ -137,7 +147,7 @@ def make_twin(node: DestinationNode, folder: Path, scratch: str = "") -> tuple[D
     """Return the twin of a node's destination, and what it is.
 
     Args:
-        scratch: name by which a scratch table or index is made; "": none may be.
+        scratch: end of the names of scratch tables; "": none may be made.
     """
     destination = node.destination
     own = folder / blake2b(target_of(node).encode(), digest_size=6).hexdigest()
