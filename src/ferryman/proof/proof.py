@@ -414,7 +414,7 @@ class _Proving:
         """Play a round; one whose fault hits nothing is tried earlier in the run, or in the other version."""
         result = self._result
         tally = result.tallies[fault.kind, fault.place]
-        for attempt in range(_TRIES):
+        for attempt in range(1 if rules.disarms(result.broken) else _TRIES):
             now = fault
             if attempt:
                 other = (fault.version + attempt) % VERSIONS
