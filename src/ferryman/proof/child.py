@@ -411,7 +411,8 @@ def _be_child(job: ChildJob, setup: Setup) -> NoReturn:
 
 def main(arguments: list[str]) -> NoReturn:
     """Serve jobs until nobody sends any."""
-    serve(arguments[0], sys.stdin.buffer)
+    with contextlib.suppress(BrokenPipeError):  # the command was killed
+        serve(arguments[0], sys.stdin.buffer)
     os._exit(0)  # what libraries say at the end of a process is of no interest
 
 

@@ -146,6 +146,7 @@ class TwinPlan:
             return ""
         name = self._folder / "scratch"
         if not name.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
             name.write_text(f"{self._setup.scratch}_{uuid.uuid4().hex[:8]}")
         return name.read_text()
 
