@@ -69,6 +69,7 @@ def test_kills_at_each_durable_write_of_a_worker_break_nothing(tmp_path: Path) -
     assert any(each.startswith("hook: a twin stood in the place of Webhook") for each in result.unproved)
 
 
+@pytest.mark.rule("prove.effects")
 def test_faults_that_hit_nothing_prove_nothing(tmp_path: Path) -> None:
     """A harness that breaks nothing must not be green."""
     result = prove_small(tmp_path, kinds=["refuses"], broken=broken.DISARMED)
@@ -137,6 +138,7 @@ def service() -> Iterator[tuple[tuple[str, int], list[int]]]:
         server.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.rule("prove.steps")
 def test_a_step_may_not_call_a_service_unless_it_is_allowed(tmp_path: Path) -> None:
     with service() as (address, connections):
 

@@ -46,6 +46,7 @@ def files_of(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.rule("prove.untouched")
 @pytest.mark.parametrize("kind", ["sql", "lines", "directory", "queue", "memory", "webhook", "opensearch"])
 def test_a_twin_never_writes_where_the_destination_does(tmp_path: Path, kind: str) -> None:
     own = tmp_path / "own"
