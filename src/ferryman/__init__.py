@@ -17,6 +17,7 @@ from ferryman.remembered import Remember
 if TYPE_CHECKING:
     from ferryman.engine.preview import preview
     from ferryman.operations import deliveries, fsck, history, resolve, retry, run, status, tables
+    from ferryman.proof.proof import prove
     from ferryman.retrieval.search import search
     from ferryman.verification import verify
 
@@ -36,6 +37,7 @@ __all__ = [
     "fsck",
     "history",
     "preview",
+    "prove",
     "resolve",
     "retry",
     "run",
@@ -51,6 +53,7 @@ _OPERATIONS: Final = {
     "fsck": "operations",
     "history": "operations",
     "preview": "engine.preview",
+    "prove": "proof.proof",
     "resolve": "operations",
     "retry": "operations",
     "run": "operations",

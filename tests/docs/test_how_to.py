@@ -39,6 +39,7 @@ PAGES = [
     "run-a-model-over-batches",
     "embed-each-text-once",
     "verify-an-index",
+    "prove-a-plan",
     "run-on-a-schedule",
     "run-in-a-container",
     "back-up-and-move",

@@ -18,6 +18,7 @@ from ferryman.cli import account, decide, plan, queue, remembered, run, terminal
 from ferryman.cli.adopt import adopt
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import GlobalOptions, Verbose
+from ferryman.cli.prove import prove
 from ferryman.cli.search import evaluate, mcp, search
 from ferryman.cli.start import demo, init
 from ferryman.cli.terminal import complete_commands, print_error, print_line, print_note, tolerate_any_text
@@ -100,6 +101,7 @@ app.command()(decide.retry)
 app.command()(decide.resolve)
 app.command()(verify)
 app.command()(adopt)
+app.command()(prove)
 app.command()(search)
 app.command()(evaluate)
 app.command()(mcp)

@@ -6,6 +6,7 @@ that times out keeps running in this process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import threading
@@ -125,12 +126,21 @@ def _call(call: bytes) -> Any:
         return task(item)
 
 
+def _give_up_locks() -> None:  # pragma: no cover - the child
+    """Close the locks of states that this process has from the driver it is forked from: they end with the driver."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/lock"):
+                os.close(int(descriptor))
+
+
 def _call_in_child(call: bytes) -> bytes | None:
     """Run a call in a forked process; return the pickled (succeeded, answer or error), or None if the process died."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover - measured in the parent
         os.close(read)
+        _give_up_locks()
         try:
             try:
                 answer = pickle.dumps((True, _call(call)))
