@@ -368,3 +368,25 @@ def test_at_most_once_plans_remember(place: Path) -> None:
     queue.append([{"words": "t1"}, {"words": "t9"}])
     run_plan(plan(), place / "state")
     assert service.calls() == {"t0": 1, "t1": 1, "t2": 1, "t9": 1}
+
+
+@pytest.mark.parametrize("weight", [None, lambda doc: len(doc["words"]) / 10])
+def test_a_list_closes_at_a_size(place: Path, weight: Callable[[Document], float] | None) -> None:
+    """By count and by size, in bytes or in what ``weight=`` counts; a larger document comes alone."""
+    sizes = Notes(place / "sizes")
+
+    def several(docs: list[Document]) -> list[Document]:
+        sizes.append([len(doc["words"]) for doc in docs])
+        return docs
+
+    limit = {"batch_bytes": 100 if weight is None else 10, "weight": weight}
+    world = PlanWorld(place, lambda w: plan_with(w, several, batch=4, **limit))
+    for n, size in enumerate((30, 40, 50, 300, 10, 11, 12, 13, 14, 60)):
+        world.put(f"d{n}", words=f"{n}".ljust(size, "x"))
+    assert world.run().delivered == 10
+    lists = sizes.read()
+    assert sorted(each for some in lists for each in some) == [10, 11, 12, 13, 14, 30, 40, 50, 60, 300]
+    assert all(len(some) <= 4 and (sum(some) <= 100 or len(some) == 1) for some in lists), lists
+    assert [30, 40] in lists
+    assert [300] in lists
+    assert [10, 11, 12, 13] in lists

@@ -25,6 +25,10 @@ def call_findings(node: StepNode) -> Iterator[str]:
     """Yield the reasons why the step cannot be called with its ``batch``, ``concurrency`` and ``rate``."""
     if node.batch is not None and not _is_positive_int(node.batch):
         yield f"{node.name}: batch={node.batch!r}: give a whole number of documents, 1 or more, or leave it out."
+    if node.batch_bytes is not None and not (_is_positive_int(node.batch_bytes) and node.in_batches):
+        yield f"{node.name}: batch_bytes={node.batch_bytes!r}: give a whole number, 1 or more, together with batch=."
+    if node.weight is not None and (node.batch_bytes is None or not callable(node.weight)):
+        yield f"{node.name}: weight={node.weight!r}: give a function of a document, together with batch_bytes=."
     limit = limits.CONCURRENCY_MAX
     if not _is_positive_int(node.concurrency) or node.concurrency > limit:
         yield f"{node.name}: concurrency={node.concurrency!r}: give a whole number from 1 to {limit}."

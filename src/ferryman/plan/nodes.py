@@ -180,6 +180,8 @@ class StepNode(CalledNode):
 
     Attributes:
         batch: largest number of documents in a call; None: one, unless ``arrow``.
+        batch_bytes: largest size of the documents in a call; a larger document comes alone. None: any.
+        weight: size of a document for ``batch_bytes``; None: its bytes.
         arrow: it is called with a record batch.
         concurrency: largest number of calls under way at once in a task.
         rate: calls of the whole run, as ``limits.per_second`` parses it; None: no limit.
@@ -191,6 +193,8 @@ class StepNode(CalledNode):
 
     fn: StepFunction = field(kw_only=True)
     batch: int | None = field(default=None, kw_only=True)
+    batch_bytes: int | None = field(default=None, kw_only=True)
+    weight: Callable[[Document], float] | None = field(default=None, kw_only=True)
     arrow: bool = field(default=False, kw_only=True)
     concurrency: int = field(default=1, kw_only=True)
     rate: str | float | None = field(default=None, kw_only=True)

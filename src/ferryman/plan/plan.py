@@ -48,6 +48,7 @@ from ferryman.sources.base import Source
 from ferryman.sources.log import Alternating, Joined, Log
 
 if TYPE_CHECKING:
+    from ferryman.document import Document
     from ferryman.records.keys import KeyStates
 
 
@@ -184,6 +185,8 @@ class Plan:
         mutates: bool = True,
         timeout: float | None = None,
         batch: int | None = None,
+        batch_bytes: int | None = None,
+        weight: Callable[[Document], float] | None = None,
         arrow: bool = False,
         concurrency: int = 1,
         rate: float | str | None = None,
@@ -209,6 +212,10 @@ class Plan:
             batch: it is called with a list of so many documents at most, and returns a list with an answer for each, in
                 their order: what it would return for one, or an exception object. What it raises is tried again with
                 each half of the list, down to the document that is to blame; not so where a service is away.
+            batch_bytes: with ``batch``: a list closes before its documents have more bytes than this; a larger document
+                comes alone.
+            weight: size of a document for ``batch_bytes`` in another unit than bytes, such as a function that counts
+                tokens.
             arrow: it is called with a ``pyarrow.RecordBatch`` (``id``, ``raw``, a column for each field) of 1024
                 documents at most, or ``batch``, and returns one. A row goes to the document of its id, one that is
                 missing is dropped, null is an absent field.
@@ -237,6 +244,8 @@ class Plan:
                 mutates=mutates,
                 timeout=timeout,
                 batch=batch,
+                batch_bytes=batch_bytes,
+                weight=weight,
                 arrow=arrow,
                 concurrency=concurrency,
                 rate=rate,

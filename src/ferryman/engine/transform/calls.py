@@ -541,13 +541,13 @@ def take_buffer(documents: Iterator[Document]) -> tuple[list[Document], bool]:
     buffer, size = [], 0
     for doc in documents:
         buffer.append(doc)
-        size += _content_size(doc)
+        size += content_size(doc)
         if len(buffer) >= limits.HELD_CHILDREN or size >= limits.GROUP_BYTES:
             return buffer, False
     return buffer, True
 
 
-def _content_size(doc: Any) -> int:
+def content_size(doc: Any) -> int:
     """Return the approximate size of a document in bytes; the step may have returned anything."""
     if not isinstance(doc, Document):
         return 0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +23,14 @@ from ferryman.engine.results import AWAY, NodeAway, NodeError, StepTimeout, clas
 from ferryman.engine.runner.child import exit_if_forked
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.block_walk import BlockWalk
-from ferryman.engine.transform.calls import CallScope, RateLimiter, make_batch_call, time_limit, timeout_message
+from ferryman.engine.transform.calls import (
+    CallScope,
+    RateLimiter,
+    content_size,
+    make_batch_call,
+    time_limit,
+    timeout_message,
+)
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.isolation import Recorder, replay
 from ferryman.engine.transform.reader import DocumentReader, RowAction, stage_row
@@ -46,11 +54,13 @@ class AwaitedAnswer:
 
     Attributes:
         on_done: called once with the document as the step got it, and the answer or ``Raised``.
+        size: its size for ``batch_bytes``; None: not asked for yet.
     """
 
     doc: Document
     call_scope: CallScope
     on_done: Callable[[Document, Any], None]
+    size: float | None = None
 
     def succeed(self, answer: Any) -> None:
         """Set the answer."""
@@ -165,8 +175,8 @@ class StepQueue:
         while len(self.running) < self.step.concurrency and self._limiter.wait_s() == 0:
             if self._halves:
                 next_ = self._halves.popleft()
-            elif len(self.waiting) >= self.step.rows or (part and self.waiting):
-                next_ = [self.waiting.popleft() for _ in range(min(len(self.waiting), self.step.rows))]
+            elif (count := self._next_count(part=part)) > 0:
+                next_ = [self.waiting.popleft() for _ in range(count)]
                 part = False
             else:
                 return
@@ -174,6 +184,33 @@ class StepQueue:
                 self._turn_away(next_)
             else:
                 self._begin(next_)
+
+    def _next_count(self, *, part: bool) -> int:
+        """Return how many documents the next call gets; 0: too few are waiting.
+
+        Args:
+            part: a list need not be full.
+        """
+        most, count = self.step.batch_bytes, min(len(self.waiting), self.step.rows)
+        full = count == self.step.rows
+        if most is not None:
+            size = 0.0
+            for n in range(count):
+                size += self._size_of(self.waiting[n])
+                if size > most:
+                    count, full = max(n, 1), True
+                    break
+        return count if full or part else 0
+
+    def _size_of(self, waiting: AwaitedAnswer) -> float:
+        if waiting.size is None:
+            try:
+                waiting.size = float(
+                    content_size(waiting.doc) if self.step.weight is None else self.step.weight(waiting.doc)
+                )
+            except Exception:  # the function is wrong about this document: it comes alone
+                waiting.size = inf
+        return waiting.size
 
     def next_due_s(self) -> float | None:
         """Return the seconds until a call times out or the rate allows another one; None: neither."""
