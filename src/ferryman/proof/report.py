@@ -83,7 +83,9 @@ def verdict(result: ProofResult) -> str:
     if result.short:
         return f"NOT PROVEN: {plural(len(result.short), 'fault', 'faults')} of those to be tried took no effect"
     faults = sum(tally.effects for tally in result.tallies.values())
-    return f"PROVEN: {format_count(faults)} faults in {rounds}, nothing lost, nothing doubled beyond its guarantee"
+    kinds = len({kind for kind, _ in result.tallies})
+    tried = "PROVEN" if kinds == len(KINDS) else f"PROVEN for {kinds} of {len(KINDS)} kinds of faults"
+    return f"{tried}: {format_count(faults)} faults in {rounds}, nothing lost, nothing doubled beyond its guarantee"
 
 
 def notes(result: ProofResult, replay: str) -> Iterator[str]:
