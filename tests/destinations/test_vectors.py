@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -22,10 +24,11 @@ from ferryman.destinations.vectors import Declaration, VectorDestination, fuse_r
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, Misconfigured, PlanError, UsageError
 from ferryman.sources import Memory as Listed
-from ferryman.testing.destinations import delete
+from ferryman.testing.destinations import delete, delivery
 from ferryman.testing.vectors import DIMENSIONS, MemoryVectors, VectorSuite, vector_delivery
 from tests.destinations.tales import TALES, assert_hybrid
 from tests.support.plan_world import PlanWorld, place
+from tests.support.waiting import wait_until
 
 __all__ = ["place"]
 
@@ -192,6 +195,49 @@ def test_a_python_without_extensions_is_said(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(sqlite_vectors, "find_spec", lambda name: None)
     with pytest.raises(Misconfigured, match="pip install 'ferryman"):
         destination.nearest("vector", [1, 0, 0, 0])
+
+
+def edit_until_killed(folder: Path, progress: Path) -> None:
+    """Replace and delete documents with vectors, in a child process."""
+    destination = sqlite(folder, {"vector": 4})
+    destination.open(DestinationContext("test", 1, "index", 1, Guarantee.EXACTLY_ONCE))
+    for sequence in itertools.count((destination.highest_sequence() or 0) + 1, 100):
+        chunk = [vector_delivery(f"doc-{i}", sequence + i, [1, i, sequence % 97, 0]) for i in range(40)]
+        destination.write([*chunk, *(delete(f"doc-{i}", sequence + 50 + i) for i in range(0, 40, 7))])
+        progress.touch()
+
+
+def test_a_killed_writer_leaves_rows_and_their_vectors(tmp_path: Path) -> None:
+    """Whenever it dies: each row has the vector that was written with it, and no vector is left without a row."""
+    sqlite(tmp_path, {"vector": 4}).check()
+    spawn = multiprocessing.get_context("spawn")
+    for number in range(3):
+        progress = tmp_path / f"progress-{number}"
+        writer = spawn.Process(target=edit_until_killed, args=(tmp_path, progress), daemon=True)
+        writer.start()
+        wait_until(progress.exists)
+        writer.kill()
+        writer.join(60)
+        context = DestinationContext("test", 1, "index", 1, Guarantee.EXACTLY_ONCE)
+        stored = list(sqlite(tmp_path, {"vector": 4}).inventory(context))
+        assert stored
+        assert all(each.intact for each in stored)
+        with closing(sqlite3.connect(tmp_path / "out.db")) as connection:
+            ids = {id for (id,) in connection.execute("SELECT id FROM documents_vectors")}
+        assert ids == {each.id for each in stored}
+
+
+def test_ids_and_names_of_any_kind(tmp_path: Path) -> None:
+    """Ids longer than a page, with quotes and NULs, and fields whose names are SQL, are stored, filtered and found."""
+    name = 'vec"tor; DROP TABLE documents; --'
+    destination = sqlite(tmp_path, {name: 4})
+    ids = ["long/" * 4000, "a'b\"c", "nul\0inside", "汉字/👩‍👩‍👧.txt", "%s ? :x", "x" * 45]
+    chunk = [delivery(id, i + 1, "text", {name: [1, i, 0, 0], 'te"am$': "a"}) for i, id in enumerate(ids)]
+    write(destination, *chunk)
+    hits = destination.nearest(name, [1, 0, 0, 0], 10, {'te"am$': "a"})
+    assert [hit.id for hit in hits] == ids
+    write(destination, *(delete(id, i + 100) for i, id in enumerate(ids)))
+    assert destination.nearest(name, [1, 0, 0, 0], 10) == []
 
 
 # In a run.

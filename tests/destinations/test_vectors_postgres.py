@@ -12,6 +12,7 @@ import pytest
 from ferryman.destinations import Delivery, DestinationContext, Guarantee, Sql
 from ferryman.destinations.vectors import Declaration, VectorDestination, VectorField, vector_fields
 from ferryman.errors import Misconfigured, PlanError, Unavailable
+from ferryman.testing.destinations import delivery
 from ferryman.testing.vectors import DIMENSIONS, VectorSuite, vector_delivery
 from tests.destinations.postgres import Database, database, postgres
 from tests.destinations.tales import TALES, assert_hybrid
@@ -30,6 +31,7 @@ class OnPostgres(VectorSuite):
         return f"t{abs(hash(str(folder)))}"
 
 
+@pytest.mark.slow
 class TestPostgres(OnPostgres):
     def destination(self, folder: Path, vectors: Declaration) -> VectorDestination:
         return Sql(self.database.url, self.table(folder), vectors=vectors)
@@ -65,6 +67,7 @@ class TestPostgresWithIndex(OnPostgres):
         assert {hit.id for hit in few.nearest("vector", [1, 0, 0, 0], 20, {"team": "b"})} == {d.id for d in far}
 
 
+@pytest.mark.slow
 class TestHalfPrecision(OnPostgres):
     """With ``halfvec``: verify compares what is stored with what was rounded."""
 
@@ -222,3 +225,21 @@ def test_words_and_vectors_are_found_together(database: Database) -> None:
     destination = Sql(database.url, full_text=["text"], vectors={"vector": DIMENSIONS})
     write(destination, TALES)
     assert_hybrid(destination)
+
+
+def test_names_of_any_kind(database: Database) -> None:
+    """Tables, fields, ids and filters with quotes, colons and percent signs, with an index and words."""
+    name, table = 've"c:t%or', 'od"d t:a%ble'
+    destination = Sql(database.url, table, full_text=["text"], vectors={name: VectorField(4, index="hnsw")})
+    ids = ["long/" * 400, "a'b\"c", "%s :x", "汉字/👩‍👩‍👧.txt", "x" * 45]
+    write(
+        destination,
+        [delivery(id, i + 1, "a whale", {name: [1, i, 0, 0], "t'e:a%m": ["\0a", ":b"]}) for i, id in enumerate(ids)],
+    )
+    assert destination.maintain() == [f"built the index {table}_{name}_hnsw"]
+    destination.check()
+    for where in ({"t'e:a%m": "\0a"}, {"t'e:a%m": [":b", "c"]}, {}):
+        assert [hit.id for hit in destination.nearest(name, [1, 0, 0, 0], 10, where)] == ids
+        assert {hit.id for hit in destination.hybrid("whale", name, [1, 0, 0, 0], 10, where)} == set(ids)
+    context = DestinationContext("test", 1, "index", 1, Guarantee.EXACTLY_ONCE)
+    assert all(each.intact for each in destination.inventory(context))

@@ -188,8 +188,8 @@ def connect(database: str, **options: Any) -> sqlite3.Connection:
     """Open a database with sqlite-vec's functions.
 
     Many Pythons are built without ``Connection.enable_load_extension``. For them the extension is announced to the
-    SQLite library itself while the connection is opened. Another copy of SQLite, as other packages bring one, is no way
-    out: two copies in one process release each other's locks.
+    SQLite library itself while the connection is opened. Another copy of SQLite, as other packages bring one, would not
+    do: two copies in one process release each other's locks.
 
     Raises:
         Misconfigured: sqlite-vec is not installed, or this Python's SQLite takes no extensions.
