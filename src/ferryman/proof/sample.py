@@ -14,12 +14,13 @@ from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 
 from ferryman.document import Document
+from ferryman.engine.transform.reader import read_listed
 from ferryman.errors import BadDocument, Unavailable, UsageError
 from ferryman.limits import MIB
 from ferryman.plan import AltsNode, JoinNode, Plan, SourceNode
 from ferryman.proof.effects import Effects
 from ferryman.sources import DataFrame
-from ferryman.sources.base import Doubt, Listed, Source
+from ferryman.sources.base import Listed, Source
 from ferryman.sources.log import Entry, Log, Piece, Positions
 
 VERSIONS: Final = 2
@@ -141,9 +142,9 @@ def _draw(source: Source, count: int, chance: random.Random) -> DrawnSource:
 
 
 def _listing(source: Source) -> Iterator[Listed | Document]:
-    for partition in source.partitions():
+    for partition in source.partitions_after({}):
         for each in source.listing(partition):
-            if not isinstance(each, Doubt):
+            if isinstance(each, Listed) or (isinstance(each, Document) and each.operation == "upsert"):
                 yield each
 
 
@@ -156,11 +157,14 @@ def _read(source: Source, each: Listed | Document) -> Drawn | None:
     if each.size > _BYTES:
         return None
     try:
-        document = source.read(each)
+        found = read_listed(source, each)
     except BadDocument as e:
         return Drawn(each.id, None, {}, str(e))
     except OSError:
         return None
+    if found is None:
+        return None
+    document, _ = found
     return Drawn(each.id, document.raw, dict(document.fields), size=each.size)
 
 
