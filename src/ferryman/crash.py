@@ -137,6 +137,18 @@ ONCE: Final[dict[str, str]] = {
 """Additional points of at-most-once plans, between 1 and 2: the commit that takes entries, and a task of it. The last
 two are in a later run of a task that was killed: an executor's, or that of the driver that recovers its wave."""
 
+KAFKA: Final[dict[str, str]] = {
+    "kafka.marks": DRIVER,
+    "kafka.fenced": DRIVER,
+    "kafka.opened": EXECUTOR,
+    "kafka.sending": EXECUTOR,
+    "kafka.sent": EXECUTOR,
+    "kafka.committed": EXECUTOR,
+}
+"""Additional points of deliveries to Kafka, in 4: the topic of marks is there; the transactions of earlier passes have
+ended; a lane has its transactional id; half of a chunk is handed to the client; all of it is sent, not committed; it is
+committed, and no outcome recorded."""
+
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who
     for name, who in {**POINTS, **KEYED, **RESET, **ONCE, **VERIFY}.items()
@@ -221,7 +233,21 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    known = [*POINTS, *KEYED, *RESET, *STOPS, *ONCE, *VERIFY, *WRITTEN, *INTAKE, *AT_WORK, *MINTED, *EDITED, *QUEUES]
+    known = [
+        *POINTS,
+        *KEYED,
+        *RESET,
+        *STOPS,
+        *ONCE,
+        *VERIFY,
+        *KAFKA,
+        *WRITTEN,
+        *INTAKE,
+        *AT_WORK,
+        *MINTED,
+        *EDITED,
+        *QUEUES,
+    ]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), once_file, by)

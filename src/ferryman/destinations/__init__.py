@@ -11,6 +11,7 @@ from ferryman.destinations.stored import Stored
 
 if TYPE_CHECKING:
     from ferryman.destinations.files import Directory, JsonLines
+    from ferryman.destinations.kafka import Kafka
     from ferryman.destinations.opensearch import OpenSearch
     from ferryman.destinations.queue import Queue
     from ferryman.destinations.solr import Solr
@@ -27,6 +28,7 @@ __all__ = [
     "Guarantee",
     "JobIdentifiers",
     "JsonLines",
+    "Kafka",
     "Memory",
     "Null",
     "OpenSearch",
@@ -42,6 +44,7 @@ _HEAVY: Final = {
     "Directory": "destinations.files",
     "JobIdentifiers": "intake.destination",
     "JsonLines": "destinations.files",
+    "Kafka": "destinations.kafka",
     "OpenSearch": "destinations.opensearch",
     "Queue": "destinations.queue",
     "Solr": "destinations.solr",

@@ -125,6 +125,10 @@ class Log(Source):
     then has two more columns: ``revision`` (higher for each version of an id) and ``deletes``. Entries of an id are
     processed in order."""
 
+    many_versions = False
+    """With ``repeats_ids``, whether one wave may have several entries of an id: then one lane sends all that a wave has
+    for a destination, in order."""
+
     def __init__(self, *, prefix: str = "", ordered: bool = True, on_error: OnError = "stop") -> None:
         super().__init__(prefix=prefix)
         if on_error not in get_args(OnError):
