@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Kafka, Outcome
-from ferryman.destinations.kafka import HASH, marks_name, TransactionSender
+from ferryman.destinations.kafka import HASH, TransactionSender, marks_name
 from ferryman.errors import Misconfigured, PermanentError, Unavailable, UsageError
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
 from tests.support.kafka_topics import Topics
