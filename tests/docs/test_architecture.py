@@ -25,7 +25,7 @@ PROTOCOL = (ROOT / "docs" / "reference" / "protocol.md").read_text("utf-8")
 LAYERS = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 PAGES = {"architecture.md": OVERVIEW, "protocol.md": PROTOCOL, "CONTRIBUTING.md": LAYERS}
 
-_OF_PLANS = {**crash.POINTS, **crash.KEYED, **crash.RESET, **crash.STOPS, **crash.ONCE, **crash.VERIFY}
+_OF_PLANS = {**crash.POINTS, **crash.KEYED, **crash.RESET, **crash.STOPS, **crash.ONCE, **crash.VERIFY, **crash.KAFKA}
 POINTS = {**_OF_PLANS, **dict.fromkeys(QUEUES, DRIVER)}
 PREFIXES = {point.partition(".")[0] for point in POINTS}
 SUFFIXES = {point.partition(".")[2] for point in POINTS}

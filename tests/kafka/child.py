@@ -64,8 +64,7 @@ def work(job: Job) -> None:
     if job.stop:
         no_lock.remove_locks()
     if job.arm is not None:
-        point, once = job.arm
-        crash.arm(point, once or None, signal.SIGSTOP if job.stop else signal.SIGKILL)
+        crash.arm(*job.arm, signal.SIGSTOP if job.stop else signal.SIGKILL)
     if job.kill_s is not None:
         threading.Thread(target=_kill_after, args=(job.kill_s,), daemon=True).start()
     runner = InProcess(fork=not job.alone, slots=job.slots)

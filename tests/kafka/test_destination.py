@@ -96,6 +96,7 @@ def test_a_field_as_key_and_headers(topics: Topics) -> None:
     assert (two.key, two.value) == (None, b"")
 
 
+@pytest.mark.rule("kafka.too-large")
 @pytest.mark.parametrize("guarantee", [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE])
 def test_a_message_that_is_too_large_fails_alone(topics: Topics, guarantee: Guarantee) -> None:
     """Its outcome names its size and the limit; all others arrive, once."""
@@ -127,6 +128,7 @@ def test_a_limit_that_was_lowered_meanwhile(topics: Topics) -> None:
     assert [r.key for r in topics.read(topic)] == [b"before", b"small", b"after"]
 
 
+@pytest.mark.rule("kafka.open")
 def test_a_transaction_that_was_left_open_is_ended(topics: Topics) -> None:
     """Of a lane that the next pass does not have, too: else readers would wait for its time-out."""
     topic = topics.new()
@@ -147,6 +149,7 @@ def test_a_transaction_that_was_left_open_is_ended(topics: Topics) -> None:
     left.close()
 
 
+@pytest.mark.rule("kafka.fenced")
 def test_a_late_worker_sends_nothing(topics: Topics) -> None:
     """One whose pass is over finds that out after it has taken over its id, under another lane's number than now."""
     topic = topics.new()
@@ -160,6 +163,7 @@ def test_a_late_worker_sends_nothing(topics: Topics) -> None:
     assert [r.key for r in topics.read(topic)] == [b"a"]
 
 
+@pytest.mark.rule("kafka.fenced")
 def test_a_worker_that_is_fenced_looks_again(topics: Topics) -> None:
     """Its rows are there by now, or it sends them: being fenced is no error."""
     topic = topics.new()
@@ -200,6 +204,7 @@ def test_a_transaction_that_timed_out_is_sent_again(topics: Topics) -> None:
     assert [r.key for r in topics.read(topic)] == [b"a", b"b"]
 
 
+@pytest.mark.rule("kafka.fenced")
 def test_a_commit_that_timed_out_is_not_taken_for_aborted(topics: Topics) -> None:
     """It took effect, and the answer was lost: the marks say so, and nothing is sent twice."""
     topic = topics.new()
@@ -242,6 +247,7 @@ def test_marks_of_settled_rows_go(topics: Topics) -> None:
     assert len(topics.read(topic)) == 6
 
 
+@pytest.mark.rule("kafka.settings")
 def test_settings_that_do_not_fit_are_named(topics: Topics) -> None:
     """Both sides of each comparison, and what to change."""
     topic = topics.new()

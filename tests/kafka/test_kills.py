@@ -78,6 +78,7 @@ def ended_well(answer: tuple[int, str]) -> str:
     return said
 
 
+@pytest.mark.rule("kafka.exactly-once")
 @pytest.mark.parametrize(
     "point",
     [
@@ -96,6 +97,7 @@ def test_driver_and_worker_are_killed(zygote: Zygote, topics: Topics, place: Pat
     pipe.check()
 
 
+@pytest.mark.rule("kafka.exactly-once")
 @pytest.mark.parametrize("point", sampled(("kafka.sent", "kafka.opened", "kafka.sending", "kafka.committed"), 4))
 def test_a_worker_is_killed(zygote: Zygote, topics: Topics, place: Path, point: str) -> None:
     """The run goes on, and another worker takes over the lane."""
@@ -105,6 +107,7 @@ def test_a_worker_is_killed(zygote: Zygote, topics: Topics, place: Path, point: 
     pipe.check()
 
 
+@pytest.mark.rule("kafka.fenced")
 @pytest.mark.parametrize("point", sampled(("kafka.sent", "kafka.opened", "kafka.sending", "kafka.committed"), 4))
 def test_a_late_worker_wakes_up(zygote: Zygote, topics: Topics, place: Path, point: str) -> None:
     """Another driver took the state over while it slept, and has delivered everything."""
@@ -125,7 +128,7 @@ def test_a_late_worker_wakes_up(zygote: Zygote, topics: Topics, place: Path, poi
 def test_the_broker_is_killed(zygote: Zygote, kafka: KafkaServer, topics: Topics, place: Path, point: str) -> None:
     """While a driver or worker is at this point; the run waits for the broker, and goes on."""
     pipe = Pipe(topics, place)
-    code, said = zygote.run(**pipe.job, arm=(f"{point}:2" if point != "kafka.marks" else point, ""), stop=True)
+    code, said = zygote.run(**pipe.job, arm=(point, str(place / "stopped")), stop=True)
     assert code == -19, said
     kafka.kill()
     with ThreadPoolExecutor(1) as pool:
@@ -136,6 +139,7 @@ def test_the_broker_is_killed(zygote: Zygote, kafka: KafkaServer, topics: Topics
     pipe.check()
 
 
+@pytest.mark.rule("kafka.exactly-once")
 @pytest.mark.parametrize(
     ("into", "kills", "seed"),
     [

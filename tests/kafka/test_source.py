@@ -141,6 +141,7 @@ def test_arguments_that_cannot_be_meant(more: dict[str, Any], named: str) -> Non
         Kafka(**{"servers": "localhost:9092", "topic": "t", **more})
 
 
+@pytest.mark.rule("kafka.positions")
 def test_a_plan_reads_each_message_once(topics: Topics, place: Path) -> None:
     """The second run has nothing to do; what is written later, and a new partition, is all that the next one reads."""
     topic = topics.new(partitions=2)
@@ -158,6 +159,7 @@ def test_a_plan_reads_each_message_once(topics: Topics, place: Path) -> None:
     assert sorted(n for *_, n in arrived()) == [0, 1, 2, 3, 4, 5, 10, 20]
 
 
+@pytest.mark.rule("kafka.committed")
 def test_only_what_was_committed_is_read(topics: Topics, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An open transaction holds up its partition, is named, and nothing behind it is skipped once it has ended."""
     topic = topics.new()
@@ -180,6 +182,7 @@ def test_only_what_was_committed_is_read(topics: Topics, place: Path, monkeypatc
     assert [n for *_, n in arrived()] == [1, 2, 3]
 
 
+@pytest.mark.rule("kafka.keyed")
 def test_tombstones_delete(topics: Topics, place: Path) -> None:
     """With ``keyed`` a message is a version of its key's document; one without a value deletes it, once."""
     topic = topics.new()
@@ -197,6 +200,7 @@ def test_tombstones_delete(topics: Topics, place: Path) -> None:
     assert status(plan_of(source), state=state)["balanced"]
 
 
+@pytest.mark.rule("kafka.keyed")
 def test_a_key_keeps_its_order_over_tasks(topics: Topics, place: Path) -> None:
     """Thousands of versions of a few keys, which several tasks read, arrive in their order."""
     topic = topics.new()
@@ -219,6 +223,7 @@ def test_one_key_is_read_again_by_its_id(topics: Topics) -> None:
         source.read(Listed("zzz", 0))
 
 
+@pytest.mark.rule("kafka.lost")
 def test_retention_that_passed_the_position_is_loud(topics: Topics, place: Path) -> None:
     """The run names the offsets and the way on, delivers nothing past them, and goes on when it is told to."""
     topic = topics.new()
@@ -239,6 +244,7 @@ def test_retention_that_passed_the_position_is_loud(topics: Topics, place: Path)
     assert [n for *_, n in arrived()] == [0, 1, 5, 6, 7]
 
 
+@pytest.mark.rule("kafka.replaced")
 def test_a_topic_that_was_made_again_is_another_one(topics: Topics, place: Path) -> None:
     """It is read from its beginning, with a message; its entries are new revisions, although their ids are known."""
     topic = topics.new()
@@ -264,6 +270,7 @@ def test_a_piece_of_another_topic_is_not_read(topics: Topics) -> None:
         list(source.read_piece(Piece("0", 0, 1, identity="another")))
 
 
+@pytest.mark.rule("kafka.positions")
 def test_compaction_leaves_gaps(topics: Topics, place: Path) -> None:
     """Ranges in which most offsets are gone, also the last one, are read to their end."""
     topic = topics.new(cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.0")
@@ -288,6 +295,7 @@ def test_without_a_topic_or_a_broker(place: Path, topics: Topics) -> None:
         away.check()
 
 
+@pytest.mark.rule("kafka.lost")
 def test_a_topic_that_got_shorter_is_loud(topics: Topics) -> None:
     """A position behind the end means that a broker lost messages; it is not waited for."""
     topic = topics.new()

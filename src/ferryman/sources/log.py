@@ -177,7 +177,11 @@ class Log(Source):
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterable[Piece]:
         """Yield the entries between these positions, in order, in pieces of at most ``limit`` entries, or of a single
         place. Together the pieces cover the whole range, except entries that are no longer kept: the first piece of a
-        partition then begins after ``start``."""
+        partition then begins after ``start``.
+
+        Raises:
+            Unavailable, Misconfigured: the log cannot be read on now, or somebody has to fix it.
+        """
         for partition, last in end.items():
             for first in range(start.get(partition, last), last, limit):
                 yield Piece(partition, first, min(first + limit, last))
