@@ -43,6 +43,7 @@ OTHERS = (
     "intake",
     "serve",
     "queue",
+    "kafka",
     "flow",
     "combine",
     "sizes",

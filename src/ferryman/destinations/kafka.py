@@ -185,6 +185,7 @@ class Kafka(Destination):
         self.topic = check_topic(topic)
         self.key, self.value, self.text, self.headers = key, value, text, headers
         self.exclude = tuple(exclude)
+        self._excluded_in_json = [encode_fields({name: 0})[1:-3] for name in self.exclude]
         self.partitions, self.replicas = partitions, replicas
         self.transaction_timeout = transaction_timeout
         self.single_writer = key is not None  # type: ignore[misc]
@@ -387,7 +388,7 @@ class Kafka(Destination):
             return value
         stored = delivery._fields_json
         has_text = self.text is not None and delivery.raw is not None
-        if not has_text and not any(f'"{name}"'.encode() in stored for name in self.exclude):
+        if not has_text and not any(name in stored for name in self._excluded_in_json):
             return stored
         fields = {name: value for name, value in delivery.fields.items() if name not in self.exclude}
         if has_text and self.text is not None:

@@ -6,6 +6,7 @@ import base64
 import datetime as dt
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -382,13 +383,22 @@ def _metadata(message: Any) -> dict[str, Any]:
         "headers": [[name, _text_of(value)] for name, value in message.headers() or ()],
     }
     if kind and timestamp >= 0:
-        seconds, milliseconds = divmod(timestamp, 1000)
-        try:
-            moment = dt.datetime.fromtimestamp(seconds, dt.UTC).replace(microsecond=milliseconds * 1000)
-        except (OverflowError, ValueError, OSError):  # a producer may write any number
-            return metadata
-        metadata["timestamp"] = moment.isoformat(timespec="milliseconds")
+        metadata["timestamp"] = _iso_time(*divmod(timestamp, 1000))
     return metadata
+
+
+def _iso_time(seconds: int, milliseconds: int) -> str | None:
+    """Return a time as ISO 8601 in UTC; None if it is beyond the year 9999, since a producer may write any number."""
+    text = _iso_seconds(seconds)
+    return None if text is None else f"{text}.{milliseconds:03}+00:00"
+
+
+@lru_cache(maxsize=16)
+def _iso_seconds(seconds: int) -> str | None:
+    try:
+        return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def _text_of(value: bytes | None) -> Any:
