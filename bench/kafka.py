@@ -1,8 +1,8 @@
 """From a Kafka topic through a step to another one, beside Spark's Structured Streaming with the same function, and
 beside a loop over Kafka's own client.
 
-Ferryman and the loop write in transactions, exactly once; Structured Streaming writes at least once. Its connector comes
-from Maven Central, in the newest release there, which may be older than the Spark that runs it.
+Ferryman and the loop write in transactions, exactly once; Structured Streaming writes at least once. Its connector is
+the newest that Maven Central has, which may be older than the Spark that runs it.
 
 It starts a broker of the tests.
 """

@@ -89,7 +89,7 @@ def _empty_memory() -> None:
 
 def test_what_belongs_to_a_message_is_a_field(topics: Topics) -> None:
     """Key, headers and timestamp come with the value; bytes that are no text as base64."""
-    topic = topics.new()
+    topic = topics.new(retention_ms="-1")
     topics.write(topic, [("k", b'{"n": 1}')], timestamp=1_700_000_000_123, headers=[("a", b"x"), ("b", b"\xff")])
     source = Kafka(topics.url, topic)
     [entry] = source.read_piece(Piece("0", 0, 1))
