@@ -44,6 +44,7 @@ OTHERS = (
     "serve",
     "queue",
     "remembered",
+    "kafka",
     "flow",
     "combine",
     "sizes",

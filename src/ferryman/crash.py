@@ -156,6 +156,18 @@ ONCE: Final[dict[str, str]] = {
 """Additional points of at-most-once plans, between 1 and 2: the commit that takes entries, and a task of it. The last
 two are in a later run of a task that was killed: an executor's, or that of the driver that recovers its wave."""
 
+KAFKA: Final[dict[str, str]] = {
+    "kafka.marks": DRIVER,
+    "kafka.fenced": DRIVER,
+    "kafka.opened": EXECUTOR,
+    "kafka.sending": EXECUTOR,
+    "kafka.sent": EXECUTOR,
+    "kafka.committed": EXECUTOR,
+}
+"""Additional points of deliveries to Kafka, in 4: the topic of marks is there; the transactions of earlier passes have
+ended; a lane has its transactional id; half of a chunk is handed to the client; all of it is sent, not committed; it is
+committed, and no outcome recorded."""
+
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who
     for name, who in {**POINTS, **KEYED, **RESET, **ONCE, **VERIFY, **REMEMBERED}.items()
@@ -248,7 +260,7 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, REMEMBERED, TARGETS, WRITTEN)
+    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, WRITTEN)
     known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")

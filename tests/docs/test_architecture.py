@@ -34,6 +34,7 @@ _OF_PLANS = {
     **crash.ONCE,
     **crash.VERIFY,
     **crash.REMEMBERED,
+    **crash.KAFKA,
 }
 POINTS = {**_OF_PLANS, **dict.fromkeys(QUEUES, DRIVER)}
 PREFIXES = {point.partition(".")[0] for point in POINTS}

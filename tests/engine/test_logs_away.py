@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ferryman.destinations import Queue as ToQueue
+from ferryman.errors import Unavailable
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
-from ferryman.sources import Queue
+from ferryman.sources import Piece, Queue
+from ferryman.sources.log import Positions
 from tests.support.plan_world import Watch, run_plan
 from tests.support.previewed import previewed
 
@@ -53,6 +56,30 @@ def test_a_queue_that_comes_back_is_read_on(place: Path) -> None:
     put(place, "in", 3)
     assert run(plan, place) == (0, [])
     assert out(place) == [1, 2, 3]
+
+
+class AwayOnce(Queue):
+    """Goes away between the look at its end and the division into pieces, as a server may."""
+
+    asked = 0
+
+    def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
+        AwayOnce.asked += 1
+        if AwayOnce.asked == 1:
+            raise Unavailable("the broker has just gone")
+        return super().pieces(start, end, limit)
+
+
+@pytest.mark.rule("log.away")
+def test_a_log_that_goes_away_while_it_is_divided_is_waited_for(place: Path) -> None:
+    """The run asks again, and reads everything."""
+    put(place, "in", 1, 2)
+    AwayOnce.asked = 0
+    plan = Plan("pipe")
+    plan.source("from_in", AwayOnce("in", place / "queues")).destination("to_out", ToQueue("out", place))
+    assert run(plan, place)[0] == 0
+    assert AwayOnce.asked > 1
+    assert out(place) == [1, 2]
 
 
 @pytest.mark.rule("log.away")

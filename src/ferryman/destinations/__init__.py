@@ -11,6 +11,7 @@ from ferryman.destinations.stored import Stored
 
 if TYPE_CHECKING:
     from ferryman.destinations.files import Directory, JsonLines
+    from ferryman.destinations.kafka import Kafka
     from ferryman.destinations.lancedb import LanceDB
     from ferryman.destinations.milvus import Milvus
     from ferryman.destinations.opensearch import OpenSearch
@@ -31,6 +32,7 @@ __all__ = [
     "Guarantee",
     "JobIdentifiers",
     "JsonLines",
+    "Kafka",
     "LanceDB",
     "Memory",
     "Milvus",
@@ -50,6 +52,7 @@ _HEAVY: Final = {
     "Directory": "destinations.files",
     "JobIdentifiers": "intake.destination",
     "JsonLines": "destinations.files",
+    "Kafka": "destinations.kafka",
     "LanceDB": "destinations.lancedb",
     "Milvus": "destinations.milvus",
     "OpenSearch": "destinations.opensearch",

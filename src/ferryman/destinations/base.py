@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import base64
 import enum
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -211,6 +211,15 @@ class DestinationContext(NamedTuple):
     """Deliveries of this state and node with lower sequences are settled: they are never sent again."""
     first_version: int = 0
     """Version of the plan when the state got its id; 0: the current one."""
+    lane: int = 0
+    """Number of this lane among those that write to this destination at the same time, from 0."""
+    lanes: int = 1
+    """Most lanes that a pass has now; another run may have had more."""
+    send_timeout: float = 60.0
+    """Seconds after which a call of ``write`` is given up."""
+    is_open: Callable[[], bool] | None = None
+    """Returns whether the pass is still open; False: another one may have begun, and nothing may be written any more.
+    None: it is open."""
 
 
 def writer_name(context: DestinationContext) -> str:
@@ -223,10 +232,11 @@ def writer_name(context: DestinationContext) -> str:
 class Destination:
     """Base of all destinations. Only ``effect`` and ``write`` are required.
 
-    Called in this order: ``check`` in the driver before a wave is delivered; then in a worker, all from one thread,
-    ``open`` once per task, ``write`` any number of times, ``close`` once (not after a kill, or a call that hung). After
-    a crash any ``write`` may be repeated with the same deliveries, unless the guarantee is at-most-once. After a
-    ``write`` that failed as if the whole destination did, ``close`` and ``open`` may be called before the next one.
+    Called in this order: ``check`` and ``begin_pass`` in the driver before a wave is delivered; then in a worker, all
+    from one thread, ``open`` once per task, ``write`` any number of times, ``close`` once (not after a kill, or a call
+    that hung). After a crash any ``write`` may be repeated with the same deliveries, unless the guarantee is
+    at-most-once. After a ``write`` that failed as if the whole destination did, ``close`` and ``open`` may be called
+    before the next one.
 
     ``check``, ``open`` and ``write`` report that the whole destination is down by raising ``ConnectionError``,
     ``TimeoutError`` or ``Unavailable(why)``, and that an operator must fix it by raising ``Misconfigured(why)``. Of
@@ -359,6 +369,15 @@ class Destination:
         """Return whether it may have removed what it received, as a queue does that is trimmed. Then nobody can tell
         whether a delivery that ``inventory`` lacks was lost."""
         return False
+
+    def begin_pass(self, context: DestinationContext) -> None:
+        """Make sure that no call of ``write`` in an earlier pass takes effect from now on, and prepare what the lanes
+        of this pass share. Raises what ``check`` raises.
+
+        Called in the driver after ``check``, before any ``open`` of the pass. Every earlier pass is closed, but a
+        worker of it may have been stopped within a call, and wake up later. Needed only by a destination that finds out
+        by reading what it has already received.
+        """
 
     def open(self, context: DestinationContext) -> None:
         """Prepare for writing. Called once per task, in the worker."""

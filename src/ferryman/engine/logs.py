@@ -16,7 +16,7 @@ from ferryman.engine.at_most_once import OnceRanges, OnceWave, end_once_wave
 from ferryman.engine.breakers import NodeBreakers
 from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart, Listing, Staged, WantedIds, outage_of
 from ferryman.engine.tasks import EntryRange, HeldEntry, LogBatch, LogSplit
-from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
+from ferryman.errors import Misconfigured, StateLost, Unavailable, UsageError, message_of
 from ferryman.observe import WARNING
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
 from ferryman.plan.keyed import read_once_sources, upstream_sources
@@ -360,10 +360,13 @@ class Logs:
                     held=waiting,
                     passed=passed.get(piece.partition),
                 )
-        except Misconfigured as e:
-            why = message_of(e)
-            self._blocked |= {(name, p): Blocked(at, f"place {at}", why, True, (name,)) for p, at in start.items()}
-            self._nodes.stop(name, f"it cannot be read on: {why}")
+        except (Misconfigured, Unavailable) as e:
+            why, stop = message_of(e), isinstance(e, Misconfigured)
+            self._blocked |= {(name, p): Blocked(at, f"place {at}", why, stop, (name,)) for p, at in start.items()}
+            if stop:
+                self._nodes.stop(name, f"it cannot be read on: {why}")
+            else:
+                self._nodes.pause(name, why)
 
     def _is_ready(self, name: str, partition: str) -> bool:
         """Return whether a partition may be read now."""

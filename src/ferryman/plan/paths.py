@@ -111,6 +111,13 @@ def sources_that_repeat_ids(nodes: Iterable[Node]) -> frozenset[str]:
     return frozenset(n.name for n in nodes if isinstance(n, SourceNode) and getattr(n.source, "repeats_ids", False))
 
 
+def destinations_of_many_versions(nodes: Sequence[Node]) -> frozenset[str]:
+    """Return the destinations that may get several versions of a document in one wave, see ``Log.many_versions``."""
+    many = {n.name for n in nodes if isinstance(n, SourceNode) and getattr(n.source, "many_versions", False)}
+    reached = destinations_of_sources(nodes) if many else {}
+    return frozenset(name for source in many for name in reached.get(source, ()))
+
+
 def errors_node(nodes: Iterable[Node]) -> DestinationNode | None:
     """Return the destination that ``Plan.errors`` added; None if there is none."""
     return next((n for n in nodes if isinstance(n, DestinationNode) and n.errors), None)

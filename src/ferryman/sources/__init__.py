@@ -16,6 +16,7 @@ from ferryman.sources.records import Csv, JsonLines, Lines
 if TYPE_CHECKING:
     from ferryman.intake.source import Jobs
     from ferryman.sources.changes import Changes
+    from ferryman.sources.kafka import Kafka
     from ferryman.sources.queue import Queue
     from ferryman.sources.sql import Sql
 
@@ -33,6 +34,7 @@ __all__ = [
     "Files",
     "Jobs",
     "JsonLines",
+    "Kafka",
     "Lines",
     "Listed",
     "Log",
@@ -46,7 +48,13 @@ __all__ = [
     "Unchanged",
 ]
 
-_HEAVY: Final = {"Changes": "sources.changes", "Jobs": "intake.source", "Queue": "sources.queue", "Sql": "sources.sql"}
+_HEAVY: Final = {
+    "Changes": "sources.changes",
+    "Jobs": "intake.source",
+    "Kafka": "sources.kafka",
+    "Queue": "sources.queue",
+    "Sql": "sources.sql",
+}
 """Names loaded on demand, and their modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a
 queue."""
 

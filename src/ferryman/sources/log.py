@@ -125,6 +125,10 @@ class Log(Source):
     then has two more columns: ``revision`` (higher for each version of an id) and ``deletes``. Entries of an id are
     processed in order."""
 
+    many_versions = False
+    """With ``repeats_ids``, whether one wave may have several entries of an id: then one lane sends all that a wave has
+    for a destination, in order."""
+
     def __init__(self, *, prefix: str = "", ordered: bool = True, on_error: OnError = "stop") -> None:
         super().__init__(prefix=prefix)
         if on_error not in get_args(OnError):
@@ -173,7 +177,11 @@ class Log(Source):
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterable[Piece]:
         """Yield the entries between these positions, in order, in pieces of at most ``limit`` entries, or of a single
         place. Together the pieces cover the whole range, except entries that are no longer kept: the first piece of a
-        partition then begins after ``start``."""
+        partition then begins after ``start``.
+
+        Raises:
+            Unavailable, Misconfigured: the log cannot be read on now, or somebody has to fix it.
+        """
         for partition, last in end.items():
             for first in range(start.get(partition, last), last, limit):
                 yield Piece(partition, first, min(first + limit, last))

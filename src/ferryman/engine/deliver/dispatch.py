@@ -36,7 +36,13 @@ from ferryman.errors import (
     message_of,
     unless_interrupt,
 )
-from ferryman.plan import DestinationNode, KeyedNode, errors_node, sources_that_repeat_ids
+from ferryman.plan import (
+    DestinationNode,
+    KeyedNode,
+    destinations_of_many_versions,
+    errors_node,
+    sources_that_repeat_ids,
+)
 from ferryman.state.outbox import first_sequence, has_exports, has_other_rows, pending_rows, split_family
 from ferryman.state.state import State, sender_of
 from ferryman.storage.delta import DataFile
@@ -79,6 +85,7 @@ class Dispatcher:
         self._runner = runner
         self._pace_s = pace_s
         self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
+        self._many_versions = destinations_of_many_versions(state.plan.nodes)
         self._updates = KeyUpdates(state, pickled_plan, runner, breakers)
         self._heads = KeyHeads(state, ended_holds=errors_node(state.plan.nodes) is None)
         self._isolated: set[str] = set()
@@ -111,7 +118,10 @@ class Dispatcher:
         work = [
             (node, files)
             for name, files in due.items()
-            if (node := self._nodes.get(name)) is not None and not isinstance(node, KeyedNode) and self._check(node)
+            if (node := self._nodes.get(name)) is not None
+            and not isinstance(node, KeyedNode)
+            and self._check(node)
+            and self._begin_pass(node, number)
         ]
         if not work:
             on_sent()
@@ -265,6 +275,28 @@ class Dispatcher:
         self.on_checked(node.name)
         return True
 
+    def _begin_pass(self, node: DestinationNode, number: int) -> bool:
+        """Return whether rows may be sent to a destination: its ``begin_pass`` succeeds."""
+        if type(node.destination).begin_pass is Destination.begin_pass:
+            return True
+        context = context_of(self._state.plan, node, number, sender_of(self._state.root))
+        caller = ThreadCaller(f"begin-pass-{node.name}")
+        try:
+            caller.call(
+                node.destination.begin_pass,
+                context._replace(lanes=self._max_lanes(node, alone=True)),
+                timeout_s=node.policy.send_timeout,
+            )
+        except Hung as e:
+            self.breakers.record_failure(node.name, f"begin_pass: {e}", permanent=False)
+            return False
+        except Exception as e:
+            self.breakers.record_failure(node.name, message_of(e), permanent=isinstance(e, PermanentError))
+            return False
+        finally:
+            caller.end()
+        return True
+
     def _make_lanes(
         self, number: int, now_us: int, node: DestinationNode, files: list[DataFile], *, alone: bool
     ) -> list[Lane]:
@@ -286,7 +318,8 @@ class Dispatcher:
         # family's rows.
         exports = group_by_lanes(list(filter(has_exports, files)))
         batches = [each for each in exports if any(f.path in due for f in each)]
-        batches += _group_families([f for f in files if f.path in due and not has_exports(f)])
+        rest = [f for f in files if f.path in due and not has_exports(f)]
+        batches += [rest] if rest and node.name in self._many_versions else _group_families(rest)
         max_lanes = self._max_lanes(node, alone=alone)
         lanes: list[list[OutboxFile]] = [[] for _ in range(min(max_lanes, len(batches)))]
         for each in batches:
@@ -299,7 +332,9 @@ class Dispatcher:
             node.name,
             most_bytes=self._state.outbox.transaction(f"{_TAKES}{node.name}"),
         )
-        return [Lane(node.name, each, node.name in self._isolated, settled, doubt) for each in lanes]
+        most_lanes = self._max_lanes(node, alone=True)
+        isolated = node.name in self._isolated
+        return [Lane(node.name, each, isolated, settled, doubt, i, most_lanes) for i, each in enumerate(lanes)]
 
     def _files_of(self, destination: str) -> list[DataFile]:
         """Return all outbox files of a destination, even if all their rows are held for review."""

@@ -690,6 +690,10 @@ class Lane(NamedTuple):
     settled: int = 0
     """Deliveries with lower sequences are settled: they are never sent again."""
     doubt: LaneDoubt = LaneDoubt()
+    number: int = 0
+    """Number among the lanes of this destination in this pass, from 0."""
+    lanes: int = 1
+    """Most lanes that a pass has for this destination."""
 
 
 class LaneReport(NamedTuple):
@@ -753,7 +757,9 @@ class Pass:
         )
         stopped = LaneStop()
         try:
-            turn.open(context_of(plan, node, self.number, sender_of(path_of(self.root)), lane.settled))
+            context = context_of(plan, node, self.number, sender_of(path_of(self.root)), lane.settled)
+            is_open = PassIsOpen(self.root, self.number)
+            turn.open(context._replace(lane=lane.number, lanes=lane.lanes, is_open=is_open))
             _deliver_files(turn, lane.files)
             turn.close()
         except LaneStop as stop:
@@ -802,6 +808,17 @@ def _close_after(turn: Turn, stop: LaneStop) -> LaneStop:
     return stop
 
 
+@dataclass(frozen=True, slots=True)
+class PassIsOpen:
+    """Asks the journal whether a pass is still open; see ``DestinationContext.is_open``."""
+
+    root: str
+    number: int
+
+    def __call__(self) -> bool:
+        return Journal(path_of(self.root) / "journal").open_for(self.number)
+
+
 def context_of(
     plan: Plan, node: DestinationNode, number: int, sender: SenderIdentity, settled: int = 0
 ) -> DestinationContext:
@@ -813,5 +830,13 @@ def context_of(
     """
     guarantee = node.policy.guarantee
     return DestinationContext(
-        plan.name, plan.version, node.name, number, guarantee, sender.state, settled, sender.version
+        plan.name,
+        plan.version,
+        node.name,
+        number,
+        guarantee,
+        sender.state,
+        settled,
+        sender.version,
+        send_timeout=node.policy.send_timeout,
     )

@@ -1,0 +1,23 @@
+"""The broker, and topics at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.servers.kafka import KafkaServer
+from tests.support.kafka_topics import Topics
+from tests.support.plan_world import place as place  # a fixture
+
+
+@pytest.fixture(scope="module")
+def kafka(server: Callable[[str], Any]) -> KafkaServer:
+    broker: KafkaServer = server("kafka")
+    return broker
+
+
+@pytest.fixture(scope="module")
+def topics(kafka: KafkaServer) -> Topics:
+    return Topics(kafka.url)

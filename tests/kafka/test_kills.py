@@ -1,0 +1,173 @@
+"""From Kafka through a step to Kafka, killed at each step of a transaction, and at random: readers with
+``read_committed`` see what they would have seen without."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ferryman import crash
+from ferryman.crash import KAFKA
+from tests.kafka.child import OVERTAKEN
+from tests.servers.kafka import KafkaServer
+from tests.support.kafka_topics import Topics
+from tests.support.tiers import sampled
+from tests.support.zygote import Zygote
+
+MESSAGES = 300
+KEYS = 7
+
+RANDOM = [p for p in crash.POINTS if p.startswith(("transform", "commit", "wave", "deliver", "settle", "outbox"))]
+"""Of the engine's points, those that a run like this passes, or may pass."""
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    with Zygote(tmp_path_factory.mktemp("zygote"), "tests.kafka.child") as made:
+        yield made
+
+
+class Pipe:
+    """A topic with messages, and what came out of it."""
+
+    def __init__(self, topics: Topics, place: Path, into: str = "kafka") -> None:
+        self.topics = topics
+        self.place = place
+        self.into = into
+        self.topic = topics.new()
+        topics.new(f"{self.topic}-out", 2)
+        self.written = 0
+        self.fill()
+
+    def fill(self, messages: int = MESSAGES) -> None:
+        numbers = range(self.written, self.written + messages)
+        self.topics.write(self.topic, [(f"k{n % KEYS}", b'{"n": %d}' % n) for n in numbers])
+        self.written += messages
+
+    @property
+    def job(self) -> dict[str, object]:
+        return {"url": self.topics.url, "topic": self.topic, "root": str(self.place), "into": self.into}
+
+    def check(self) -> None:
+        """Everything is there once; of each key in its order."""
+        if self.into == "sqlite":
+            with sqlite3.connect(self.place / "out.db") as db:
+                rows = db.execute("SELECT n, twice FROM documents").fetchall()
+            assert sorted(int(n) for n, _ in rows) == list(range(self.written))
+            assert all(int(twice) == 2 * int(n) for n, twice in rows)
+            return
+        by_key: dict[bytes, list[int]] = {}
+        for record in self.topics.read(f"{self.topic}-out"):
+            value = msgspec.json.decode(record.value or b"")
+            assert value["twice"] == 2 * value["n"]
+            assert record.key is not None
+            by_key.setdefault(record.key, []).append(value["n"])
+        assert by_key == {f"k{k}".encode(): list(range(k, self.written, KEYS)) for k in range(KEYS)}
+
+
+def ended_well(answer: tuple[int, str]) -> str:
+    code, said = answer
+    assert code == 0, said
+    return said
+
+
+@pytest.mark.rule("kafka.exactly-once")
+@pytest.mark.parametrize(
+    "point",
+    [
+        *KAFKA,
+        *(
+            pytest.param(point, marks=pytest.mark.slow)
+            for point in ("kafka.sent:3", "kafka.committed:2", "kafka.fenced:2")
+        ),
+    ],
+)
+def test_driver_and_worker_are_killed(zygote: Zygote, topics: Topics, place: Path, point: str) -> None:
+    pipe = Pipe(topics, place)
+    code, said = zygote.run(**pipe.job, arm=(point, str(place / "killed")))
+    assert (code, (place / "killed").exists()) == (-9, True), said
+    ended_well(zygote.run(**pipe.job))
+    pipe.check()
+
+
+@pytest.mark.rule("kafka.exactly-once")
+@pytest.mark.parametrize("point", sampled(("kafka.sent", "kafka.opened", "kafka.sending", "kafka.committed"), 4))
+def test_a_worker_is_killed(zygote: Zygote, topics: Topics, place: Path, point: str) -> None:
+    """The run goes on, and another worker takes over the lane."""
+    pipe = Pipe(topics, place)
+    ended_well(zygote.run(**pipe.job, arm=(point, str(place / "killed")), alone=False))
+    assert (place / "killed").exists(), f"{point} was never reached"
+    pipe.check()
+
+
+@pytest.mark.rule("kafka.fenced")
+@pytest.mark.parametrize("point", sampled(("kafka.sent", "kafka.opened", "kafka.sending", "kafka.committed"), 4))
+def test_a_late_worker_wakes_up(zygote: Zygote, topics: Topics, place: Path, point: str) -> None:
+    """Another driver took the state over while it slept, and has delivered everything."""
+    pipe = Pipe(topics, place)
+    code, said = zygote.run(**pipe.job, arm=(point, str(place / "stopped")), stop=True)
+    assert code == -19, said
+    ended_well(zygote.run(**pipe.job, stop=True))
+    pipe.check()
+    assert OVERTAKEN in ended_well(zygote.wake())
+    pipe.check()
+    pipe.fill(30)
+    ended_well(zygote.run(**pipe.job))
+    pipe.check()
+
+
+@pytest.mark.slow  # a broker starts in ten seconds
+@pytest.mark.parametrize("point", list(KAFKA))
+def test_the_broker_is_killed(zygote: Zygote, kafka: KafkaServer, topics: Topics, place: Path, point: str) -> None:
+    """While a driver or worker is at this point; the run waits for the broker, and goes on."""
+    pipe = Pipe(topics, place)
+    code, said = zygote.run(**pipe.job, arm=(point, str(place / "stopped")), stop=True)
+    assert code == -19, said
+    kafka.kill()
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(kafka.start)
+        said = ended_well(zygote.wake())
+        started.result()
+    said += ended_well(zygote.run(**pipe.job))
+    pipe.check()
+
+
+@pytest.mark.rule("kafka.exactly-once")
+@pytest.mark.parametrize(
+    ("into", "kills", "seed"),
+    [
+        ("kafka", 2, 1),
+        pytest.param("kafka", 50, 2, marks=pytest.mark.slow),
+        pytest.param("sqlite", 20, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_it_is_killed_at_random(zygote: Zygote, topics: Topics, place: Path, into: str, kills: int, seed: int) -> None:
+    """At a crash point or at any time, the driver or a worker, while more is written; then it is left alone."""
+    chance = random.Random(seed)
+    pipe = Pipe(topics, place, into)
+    points = [*RANDOM, *(KAFKA if into == "kafka" else ())] + list(KAFKA if into == "kafka" else ()) * 4
+    killed, took = 0, 2.0
+    while killed < kills:
+        job = dict(pipe.job, slots=chance.choice((1, 2, 3)), alone=chance.random() < 0.6)
+        seen = place / f"killed-{killed}-{pipe.written}"
+        if by_time := chance.random() < 0.4:
+            job |= {"kill_s": chance.uniform(0, took), "alone": True}
+        else:
+            job["arm"] = (f"{chance.choice(points)}:{chance.choice((1, 1, 2, 3, 5))}", str(seen))
+        began = time.monotonic()
+        code, said = zygote.run(**job)
+        assert code in (0, -9), (job, said)
+        killed += code == -9 or seen.exists()
+        if code == 0:
+            took = time.monotonic() - began if by_time else took
+            pipe.fill(chance.randint(20, 200))
+    ended_well(zygote.run(**pipe.job))
+    pipe.check()
+    assert "delivered 0" in ended_well(zygote.run(**pipe.job))

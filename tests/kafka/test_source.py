@@ -1,0 +1,330 @@
+"""Kafka as a source: the promises of a log, and what a plan makes of a topic that changes under it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman import status
+from ferryman.destinations import Memory
+from ferryman.document import Document
+from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError
+from ferryman.plan import Plan
+from ferryman.sources import Kafka, Log
+from ferryman.sources.base import Listed
+from ferryman.sources.kafka import KafkaMessage
+from ferryman.sources.log import Piece
+from ferryman.testing.inprocess import InProcess
+from ferryman.testing.logs import LogSuite
+from tests.support.kafka_topics import Topics
+from tests.support.plan_world import Watch, run_plan
+
+
+def lines(*values: Any) -> list[bytes]:
+    return [json.dumps(value).encode() for value in values]
+
+
+class TestConformance(LogSuite):
+    """Messages of two partitions with markers of transactions, an aborted one, and one that is no JSON between them."""
+
+    @pytest.fixture(autouse=True)
+    def _topics(self, topics: Topics) -> None:
+        self.topics = topics
+
+    def source(self, folder: Path) -> Log:
+        topic = self.topics.new(f"suite-{folder.name}", 2)
+        self.topics.write(topic, lines({"n": 1}, {"n": [2, {"a": "b"}]}), key="a")
+        for value, ends in ((b'{"n": "gone"}', "abort_transaction"), (b'{"n": 3}', "commit_transaction")):
+            producer = self.topics.transaction(f"suite-{folder.name}")
+            producer.produce(topic, value, b"\xff\x00", 0, headers=[("h", b"\xff"), ("h", None), ("g", b"x")])
+            getattr(producer, ends)(30)
+        self.topics.write(topic, [b"no JSON", None, b'{"n": 6}'])
+        self.topics.write(topic, lines({"n": "one"}, {"n": "two"}), 1)
+        return Kafka(self.topics.url, topic, on_lost="continue")
+
+    def append(self, source: Log) -> None:
+        assert isinstance(source, Kafka)
+        self.topics.write(source.topic, lines({"n": 8}), 1)
+
+    def trim(self, source: Log, id: str) -> None:
+        assert isinstance(source, Kafka)
+        topic, partition, offset = id.split("/")
+        self.topics.trim(topic, int(partition), int(offset) + 1)
+
+
+class TestKeyed(LogSuite):
+    """Each key once, without tombstones, which the suite does not know."""
+
+    @pytest.fixture(autouse=True)
+    def _topics(self, topics: Topics) -> None:
+        self.topics = topics
+
+    def source(self, folder: Path) -> Log:
+        topic = self.topics.new(f"keyed-{folder.name}", 1)
+        self.topics.write(topic, [("a", b'{"n": 1}'), (None, b'{"n": 2}'), ("c", b'{"n": 3}'), ("d é", b'{"n": 4}')])
+        return Kafka(self.topics.url, topic, keyed=True)
+
+    def append(self, source: Log) -> None:
+        assert isinstance(source, Kafka)
+        self.topics.write(source.topic, [("e", b'{"n": 5}')])
+
+
+def plan_of(source: Log, name: str = "pipe", **policy: Any) -> Plan:
+    plan = Plan(name, version=1)
+    plan.source("messages", source).destination("out", Memory(), **policy)
+    return plan
+
+
+def arrived() -> list[Any]:
+    return [(d.id, d.operation, d.fields.get("n")) for d in Memory.of("out")]
+
+
+@pytest.fixture(autouse=True)
+def _empty_memory() -> None:
+    Memory.clear("out")
+
+
+def test_what_belongs_to_a_message_is_a_field(topics: Topics) -> None:
+    """Key, headers and timestamp come with the value; bytes that are no text as base64."""
+    topic = topics.new(retention_ms="-1")
+    topics.write(topic, [("k", b'{"n": 1}')], timestamp=1_700_000_000_123, headers=[("a", b"x"), ("b", b"\xff")])
+    source = Kafka(topics.url, topic)
+    [entry] = source.read_piece(Piece("0", 0, 1))
+    assert entry.document.fields["kafka"] == {
+        "topic": topic,
+        "partition": 0,
+        "offset": 0,
+        "timestamp": "2023-11-14T22:13:20.123+00:00",
+        "key": "k",
+        "headers": [["a", "x"], ["b", {"base64": "/w=="}]],
+    }
+    [plain] = Kafka(topics.url, topic, metadata=None).read_piece(Piece("0", 0, 1))
+    assert plain.document.fields == {"n": 1}
+    [clash] = Kafka(topics.url, topic, metadata="n").read_piece(Piece("0", 0, 1))
+    assert "metadata=" in clash.refused
+
+
+def test_formats(topics: Topics) -> None:
+    """Raw bytes, or a function's dict; what a function raises or returns otherwise refuses that message."""
+    topic = topics.new()
+    topics.write(topic, [b"\x00\x01", b"boom", b"list"])
+
+    def decode(message: KafkaMessage) -> dict[str, Any]:
+        if message.value == b"boom":
+            raise ValueError("boom")
+        return ["x"] if message.value == b"list" else {"size": len(message.value)}  # type: ignore[return-value]
+
+    raw = [e.document.raw for e in Kafka(topics.url, topic, format="raw").read_piece(Piece("0", 0, 3))]
+    assert raw == [b"\x00\x01", b"boom", b"list"]
+    good, bad, other = Kafka(topics.url, topic, format=decode, metadata=None).read_piece(Piece("0", 0, 3))
+    assert good.document.fields == {"size": 2}
+    assert "ValueError: boom" in bad.refused
+    assert "returned a list" in other.refused
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"servers": "not a server!"}, "servers="),
+        ({"servers": ""}, "servers="),
+        ({"topic": "a/b"}, "topic="),
+        ({"format": "yaml"}, "format="),
+        ({"on_lost": "skip"}, "on_lost="),
+        ({"options": {"isolation.level": "read_uncommitted"}}, "isolation.level"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(more: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        Kafka(**{"servers": "localhost:9092", "topic": "t", **more})
+
+
+@pytest.mark.rule("kafka.positions")
+def test_a_plan_reads_each_message_once(topics: Topics, place: Path) -> None:
+    """The second run has nothing to do; what is written later, and a new partition, is all that the next one reads."""
+    topic = topics.new(partitions=2)
+    topics.write(topic, lines(*({"n": n} for n in range(5))))
+    topics.write(topic, lines({"n": 10}), 1)
+    source = Kafka(topics.url, topic, group=f"lag-of-{topic}")
+    state = place / "state"
+    assert run_plan(plan_of(source), state).delivered == 6
+    assert run_plan(plan_of(source), state).delivered == 0
+    assert topics.committed_offset(f"lag-of-{topic}", topic, 0) == 5
+    topics.write(topic, lines({"n": 5}))
+    topics.grow(topic, 3)
+    topics.write(topic, lines({"n": 20}), 2)
+    assert run_plan(plan_of(source), state).delivered == 2
+    assert sorted(n for *_, n in arrived()) == [0, 1, 2, 3, 4, 5, 10, 20]
+
+
+@pytest.mark.rule("kafka.committed")
+def test_only_what_was_committed_is_read(topics: Topics, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open transaction holds up its partition, is named, and nothing behind it is skipped once it has ended."""
+    topic = topics.new()
+    topics.write(topic, lines({"n": 1}))
+    producer = topics.transaction("somebody-else")
+    producer.produce(topic, b'{"n": 2}', partition=0)
+    producer.flush(30)
+    topics.write(topic, lines({"n": 3}))
+    source = Kafka(topics.url, topic)
+    assert source.end() == {"0": 1}
+    found = topics.cluster.open_transactions(topic)
+    assert found[0].transactional_id == "somebody-else"
+    watch = Watch()
+    state = place / "state"
+    monkeypatch.setattr("ferryman.sources.kafka.OPEN_TRANSACTION_S", -60.0)  # of any age
+    assert run_plan(plan_of(source), state, observer=watch).delivered == 1
+    assert any("partition 0 is read up to offset 1" in m and "somebody-else" in m for m in watch.messages)
+    producer.commit_transaction(30)
+    assert run_plan(plan_of(Kafka(topics.url, topic)), state).delivered == 2
+    assert [n for *_, n in arrived()] == [1, 2, 3]
+
+
+@pytest.mark.rule("kafka.keyed")
+def test_tombstones_delete(topics: Topics, place: Path) -> None:
+    """With ``keyed`` a message is a version of its key's document; one without a value deletes it, once."""
+    topic = topics.new()
+    topics.write(topic, [("a", b'{"n": 1}'), ("b", b'{"n": 2}'), ("a", b'{"n": 3}'), ("b", None), ("never", None)])
+    source = Kafka(topics.url, topic, keyed=True)
+    state = place / "state"
+    assert run_plan(plan_of(source), state).exit == 0
+    last = {id: (operation, n) for id, operation, n in arrived()}
+    assert last["a"] == ("upsert", 3)
+    assert last["b"][0] == "delete"
+    topics.write(topic, [("a", None), ("b", b'{"n": 4}')])
+    assert run_plan(plan_of(source), state).exit == 0
+    last = {id: (operation, n) for id, operation, n in arrived()}
+    assert (last["a"][0], last["b"]) == ("delete", ("upsert", 4))
+    assert status(plan_of(source), state=state)["balanced"]
+
+
+@pytest.mark.rule("kafka.keyed")
+def test_a_key_keeps_its_order_over_tasks(topics: Topics, place: Path) -> None:
+    """Thousands of versions of a few keys, which several tasks read, arrive in their order."""
+    topic = topics.new()
+    topics.write(topic, [(f"k{n % 3}", b'{"n": %d}' % n) for n in range(3000)])
+    plan = plan_of(Kafka(topics.url, topic, keyed=True))
+    assert run_plan(plan, place / "state", runner=InProcess(slots=3)).exit == 0
+    for key in ("k0", "k1", "k2"):
+        numbers = [n for id, _, n in arrived() if id == key]
+        assert numbers == sorted(numbers)
+        assert len(numbers) == 1000
+
+
+def test_one_key_is_read_again_by_its_id(topics: Topics) -> None:
+    """A retry of a single document takes the last message of its key; a key that is gone says so."""
+    topic = topics.new(partitions=2)
+    topics.write(topic, [("a", b'{"n": 1}'), ("b", b'{"n": 2}'), ("a", b'{"n": 3}')], 1)
+    source = Kafka(topics.url, topic, keyed=True)
+    assert source.read(Listed("a", 0)).fields["n"] == 3
+    with pytest.raises(BadDocument, match="no message of this key"):
+        source.read(Listed("zzz", 0))
+
+
+@pytest.mark.rule("kafka.lost")
+def test_retention_that_passed_the_position_is_loud(topics: Topics, place: Path) -> None:
+    """The run names the offsets and the way on, delivers nothing past them, and goes on when it is told to."""
+    topic = topics.new()
+    topics.write(topic, lines({"n": 0}, {"n": 1}))
+    state = place / "state"
+    run_plan(plan_of(Kafka(topics.url, topic)), state)
+    topics.write(topic, lines(*({"n": n} for n in range(2, 8))))
+    topics.trim(topic, 0, 5)
+    watch = Watch()
+    summary = run_plan(plan_of(Kafka(topics.url, topic)), state, observer=watch)
+    assert summary.exit == 4
+    told = "\n".join(watch.messages)
+    assert "offsets 2 to 4 were removed before they were read" in told
+    assert "on_lost='continue'" in told
+    assert [n for *_, n in arrived()] == [0, 1]
+    summary = run_plan(plan_of(Kafka(topics.url, topic, on_lost="continue")), state, observer=watch)
+    assert summary.exit == 0
+    assert [n for *_, n in arrived()] == [0, 1, 5, 6, 7]
+
+
+@pytest.mark.rule("kafka.replaced")
+def test_a_topic_that_was_made_again_is_another_one(topics: Topics, place: Path) -> None:
+    """It is read from its beginning, with a message; its entries are new revisions, although their ids are known."""
+    topic = topics.new()
+    topics.write(topic, lines({"n": 0}, {"n": 1}, {"n": 2}))
+    state = place / "state"
+    run_plan(plan_of(Kafka(topics.url, topic)), state)
+    topics.delete(topic)
+    watch = Watch()
+    assert run_plan(plan_of(Kafka(topics.url, topic)), state, observer=watch).delivered == 0
+    assert any("is not there any more" in m for m in watch.messages)
+    topics.new(topic)
+    topics.write(topic, lines({"n": 10}))
+    assert run_plan(plan_of(Kafka(topics.url, topic)), state, observer=watch).delivered == 1
+    assert any("was deleted and made again" in m for m in watch.messages)
+    assert [n for *_, n in arrived()] == [0, 1, 2, 10]
+
+
+def test_a_piece_of_another_topic_is_not_read(topics: Topics) -> None:
+    topic = topics.new()
+    topics.write(topic, lines({"n": 0}))
+    source = Kafka(topics.url, topic)
+    with pytest.raises(Unavailable, match="made again"):
+        list(source.read_piece(Piece("0", 0, 1, identity="another")))
+
+
+@pytest.mark.rule("kafka.positions")
+def test_compaction_leaves_gaps(topics: Topics, place: Path) -> None:
+    """Ranges in which most offsets are gone, also the last one, are read to their end."""
+    topic = topics.new(cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.0")
+    for n in range(5):
+        topics.write(topic, [("a", b'{"n": %d}' % n), ("b", None)])
+    producer = topics.transaction("marker-at-the-end")
+    producer.produce(topic, b"x", b"c", 0)
+    producer.flush(30)
+    producer.abort_transaction(30)
+    source = Kafka(topics.url, topic, keyed=True)
+    assert run_plan(plan_of(source), place / "state").exit == 0
+    assert arrived()[-1 if arrived()[-1][0] == "a" else -2] == ("a", "upsert", 4)
+
+
+def test_without_a_topic_or_a_broker(place: Path, topics: Topics) -> None:
+    """A missing topic is nothing to read, and says so; a broker that is away is an outage, exit 4."""
+    watch = Watch()
+    assert run_plan(plan_of(Kafka(topics.url, "nothing-here")), place / "a", observer=watch).exit == 0
+    assert any("there is no topic nothing-here" in m for m in watch.messages)
+    away = Kafka("127.0.0.1:1", "t", options={"socket.timeout.ms": 1000})
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+        away.check()
+
+
+@pytest.mark.rule("kafka.lost")
+def test_a_topic_that_got_shorter_is_loud(topics: Topics) -> None:
+    """A position behind the end means that a broker lost messages; it is not waited for."""
+    topic = topics.new()
+    topics.write(topic, lines({"n": 0}))
+    source = Kafka(topics.url, topic)
+    with pytest.raises(Misconfigured, match="was read up to offset 6, and ends before 1"):
+        list(source.pieces({"0": 7}, source.end(), 10))
+
+
+def test_a_message_of_a_megabyte(topics: Topics, place: Path) -> None:
+    topic = topics.new()
+    big = {"n": 1, "text": "x" * 990_000}
+    topics.write(topic, lines(big))
+    assert run_plan(plan_of(Kafka(topics.url, topic)), place / "state").delivered == 1
+    assert len(Memory.of("out")[0].fields["text"]) == 990_000
+
+
+def test_steps_see_the_document(topics: Topics, place: Path) -> None:
+    """A message that fails stops the plan before it, as of any log."""
+    topic = topics.new()
+    topics.write(topic, lines({"n": 0}, {"n": 1}, {"n": 2}))
+
+    def fail(doc: Document) -> Document:
+        if doc["n"] == 1:
+            raise BadDocument("one")
+        return doc
+
+    plan = Plan("pipe", version=1)
+    plan.source("messages", Kafka(topics.url, topic)).step("work", fail).destination("out", Memory())
+    summary = run_plan(plan, place / "state")
+    assert summary.exit == 4
+    assert [n for *_, n in arrived()] == [0]

@@ -1,0 +1,123 @@
+"""Kafka 4: the real broker, one node that is its own controller (KRaft)."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from tests.servers.cache import cached
+from tests.servers.java import java, run_maven
+from tests.servers.server import Server, ServerFailed
+
+POM: Final = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>ferryman</groupId><artifactId>kafka-server</artifactId><version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{kafka}</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+
+SETTINGS: Final = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={folder}/data
+num.partitions=1
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.num.partitions=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=true
+log.retention.check.interval.ms=500
+log.initial.task.delay.ms=500
+log.cleaner.backoff.ms=500
+transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
+"""
+"""The cleaners run often, so that tests see what retention and compaction do."""
+
+LOG4J: Final = """\
+Configuration:
+  status: "ERROR"
+  Appenders:
+    Console:
+      name: STDOUT
+      PatternLayout:
+        pattern: "[%d] %p %m (%c)%n"
+  Loggers:
+    Root:
+      level: "WARN"
+      AppenderRef:
+        - ref: STDOUT
+"""
+
+REQUEST: Final = bytes.fromhex("0000000e 0012 0000 00000001 0004 74657374".replace(" ", ""))
+"""ApiVersions, version 0, of a client called "test"."""
+
+
+class KafkaServer(Server):
+    """One broker; a topic that somebody writes to is made by itself, as on most clusters."""
+
+    name = "kafka"
+    usual_port = 9092
+    version = "4.1.1"
+    cluster: Final = "FerrymanTestCluster0A"
+
+    @classmethod
+    def install(cls) -> Path:
+        java()
+        return cached(f"kafka-{cls.version}", cls._fill)
+
+    @classmethod
+    def _fill(cls, folder: Path) -> None:
+        (folder / "pom.xml").write_text(POM.format(kafka=cls.version))
+        run_maven(
+            "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies",
+            "-DincludeScope=runtime",
+            f"-DoutputDirectory={folder}/lib",
+            folder=folder,
+        )
+
+    def layout(self) -> None:
+        settings = SETTINGS.format(folder=self.folder, port=self.port, controller=self.another_port())
+        (self.folder / "server.properties").write_text(settings)
+        (self.folder / "log4j2.yaml").write_text(LOG4J)
+        formatted = subprocess.run(
+            [*self._java("kafka.tools.StorageTool"), "format", "-t", self.cluster, "-c", "server.properties"],
+            cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if formatted.returncode:
+            raise ServerFailed(f"kafka's folder could not be made: {formatted.stdout}{formatted.stderr}")
+
+    def _java(self, main: str) -> list[str]:
+        small = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        return [java(), *small, "-Dlog4j2.disable.jmx=true", "-cp", f"{self.home}/lib/*", main]
+
+    def command(self) -> list[str]:
+        [java_command, *rest] = self._java("kafka.Kafka")
+        return [java_command, f"-Dlog4j2.configurationFile={self.folder}/log4j2.yaml", *rest, "server.properties"]
+
+    def ready(self) -> bool:
+        """Does it answer the first request of every client?"""
+        with socket.create_connection(("127.0.0.1", self.port), 2) as asking:
+            asking.settimeout(2)
+            asking.sendall(REQUEST)
+            return len(asking.recv(64)) > 10
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.port}"
