@@ -33,7 +33,7 @@ from ferryman.engine.run import Run, Summary
 from ferryman.engine.runner import fork_server
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.settings import Clock, RunSettings
-from ferryman.observe import Silent
+from ferryman.observe import WARNING, Silent
 from ferryman.operations import Retried, retry
 from ferryman.plan import Handle, Plan
 from ferryman.queues import Queue as DurableQueue
@@ -64,7 +64,7 @@ class Watch(Silent):
         assert scans <= self._most, f"it scans for ever: wave {wave} for the {scans}th time"
 
     def message(self, text: str) -> None:
-        self.messages.append(text)
+        self.messages.append(text.removeprefix(WARNING))
 
 
 class Interrupted(Exception):

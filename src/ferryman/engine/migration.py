@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -49,6 +50,7 @@ from ferryman.state.state import (
     record_missed_entries,
     sender_of,
 )
+from ferryman.state.targets import Target
 from ferryman.storage import files
 from ferryman.storage import files as seals
 from ferryman.storage.files import StatePath
@@ -450,15 +452,19 @@ def _build(old: State, new: State, from_version: int) -> None:
 
 
 def _records_of_kept_targets(old: State, new: State, name: str) -> bytes:
-    """Return a file with what is recorded of each destination's target, without those that write to another target
-    now: all documents are processed again for them, so what is in the older target says nothing."""
+    """Return a file with what is recorded of each destination's target. Of those that write to another target now,
+    nothing is kept but the wave: all documents are processed again for them, so what was in the older target says
+    nothing."""
     try:
         recorded = cast("dict[str, object]", files.unseal(old.root / name))
     except StateDamaged:  # `fsck` reports it
         return files.read(old.root / name)
     before, after = old.recorded_structure(), structure(new.plan)
     moved = {each for each in before if each in after and before[each].target != after[each].target}
-    return files.seal({each: record for each, record in recorded.items() if each not in moved})
+    kept = {each: record for each, record in recorded.items() if each not in moved}
+    if name == TARGETS:
+        kept |= {each: msgspec.to_builtins(Target(wave=old.wave)) for each in moved}
+    return files.seal(kept)
 
 
 def _log_transactions(old: State, plan: Plan) -> dict[str, int]:
