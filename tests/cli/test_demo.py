@@ -122,7 +122,7 @@ def test_questions_are_answered_by_meaning_that_words_do_not_answer(
     start.prepare(tmp_path, vectors=True)
     plan = load_plan(str(tmp_path / "vectors.py"))
     summary = run_plan(plan, tmp_path / "state")
-    start._print_questions(tmp_path)
+    start.print_questions(tmp_path)
 
     assert summary.delivered > 150
     assert not summary.failed

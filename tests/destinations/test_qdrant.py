@@ -135,9 +135,9 @@ def test_a_server_without_conditions_is_refused() -> None:
     destination = Qdrant("http://localhost:6333", "pages", {"vector": 4})
     for version in ("1.15.5", "0.11.0", "?"):
         with pytest.raises(Misconfigured, match=r"1\.16"):
-            destination._check_version(version)
-    destination._check_version("1.16.0")
-    destination._check_version("2.0.1-dev")
+            destination.check_version(version)
+    destination.check_version("1.16.0")
+    destination.check_version("2.0.1-dev")
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_pages_that_come_again_and_again(pages: list[str]) -> None:
 
 
 def test_many_rows_and_then_the_last_page_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOP_ROWS", 1000)
+    monkeypatch.setattr(module, "LOOP_ROWS", 1000)
 
     def read() -> Iterator[dict[str, str]]:
         yield from ({"id": f"https://example.org/articles/{n:045}"} for n in range(30_000))

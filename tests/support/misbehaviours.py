@@ -455,7 +455,7 @@ _rows(
         "a range": (_field(lambda doc: range(3)), "'x'"),
         "a path": (_field(lambda doc: pathlib.Path("/x")), "'x'"),
         "a fraction": (_field(lambda doc: fractions.Fraction(1, 3)), "'x'"),
-        "a numpy number": (_field(lambda doc: np.float32(0.5)), "'x'"),
+        "a complex number": (_field(lambda doc: 0.5j), "'x'"),
         "a numpy array": (_field(lambda doc: np.zeros(3)), "'x'"),
         "a view of a dict": (_field(lambda doc: types.MappingProxyType({"a": 1})), "'x'"),
         "an enum of an object": (_field(lambda doc: _Colour.RED), "'x'"),

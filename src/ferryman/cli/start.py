@@ -144,7 +144,7 @@ def demo(
     root, summary = run_plan(plan, str(file), str(state), options, verbose=verbose)
     code = _print_results(summary, root, plan, time.monotonic() - began)
     if vectors:
-        _print_questions(directory)
+        print_questions(directory)
     else:
         _print_searches(directory / "index.db")
         _print_next_steps(directory)
@@ -210,7 +210,7 @@ def _print_searches(index: Path) -> None:
         print_hits(find_hits(str(index), text, limit=HITS_SHOWN))
 
 
-def _print_questions(directory: Path) -> None:
+def print_questions(directory: Path) -> None:
     """Ask the questions by words, then by meaning."""
     index, plan = str(directory / "vectors.db"), str(directory / "vectors.py")
     for text in QUESTIONS:

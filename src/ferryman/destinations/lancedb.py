@@ -265,7 +265,7 @@ class LanceDB(VectorDestination):
         if missing or not (schema.field("id").metadata or {}).get(_PRIMARY_KEY):
             raise Misconfigured(
                 f"{target}: the table was not made by Ferryman: "
-                + (f"it has no column {missing[0]!r}" if missing else "its column 'id' is no primary key")
+                + (f"it has no column {missing[0]!r}" if missing else "its column 'id' is not a primary key")
                 + ". Name another table."
             )
         for name, field in self.vectors.items():

@@ -138,7 +138,7 @@ class Qdrant(VectorDestination):
             f"a request has some {REQUEST_BYTES >> 20} MiB at most, or one document",
             f"a `write` has {WRITE_S:g} s",
             "integers from -2^63 to 2^64 - 1",
-            "with the cosine the server stores vectors of length 1: `ferryman verify` does not compare vectors",
+            "with the cosine the server stores vectors of length 1: `verify` does not compare vectors",
         ),
         outcomes=(
             ("400, 413 or 422", "the request is repeated in halves; the point to blame has failed"),
@@ -205,7 +205,7 @@ class Qdrant(VectorDestination):
             Misconfigured: refused credentials, a server without conditional updates, other vectors.
         """
         with self._connection() as client, self._translated_errors():
-            self._check_version(client.info().version)
+            self.check_version(client.info().version)
             if not client.collection_exists(self.collection):
                 self._make(client)
             found = client.get_collection(self.collection)
@@ -219,7 +219,12 @@ class Qdrant(VectorDestination):
                     client.create_payload_index(self.collection, field, kind, wait=True)
             self._forget_deletes(client)
 
-    def _check_version(self, version: str) -> None:
+    def check_version(self, version: str) -> None:
+        """Refuse a server that is too old.
+
+        Raises:
+            Misconfigured: it has no conditional updates.
+        """
         numbers = re.match(r"(\d+)\.(\d+)", version)
         if numbers is None or (int(numbers[1]), int(numbers[2])) < LEAST_VERSION:
             raise Misconfigured(
@@ -546,11 +551,11 @@ class Qdrant(VectorDestination):
         if error.status_code is not None and error.status_code < 500:
             return Misconfigured(why)
         if sent and error.status_code == 500:
-            return ServerFault(why)
+            return FailedRequest(why)
         return ConnectionError(why) if sent else Unavailable(why)
 
 
-class ServerFault(Exception):
+class FailedRequest(Exception):
     """The server failed over a request; it may have taken effect."""
 
 
@@ -611,7 +616,7 @@ def _check_integers(value: Any) -> None:
 
 
 def _hashed_fields(payload: Mapping[str, Any]) -> bytes:
-    """Return the fields as JSON for the hash of the content, with 9 digits of each number that is no integer: the
+    """Return the fields as JSON for the hash of the content, with 9 digits of each number that is not an integer: the
     server's parser may miss the last ones."""
     encoded = msgspec.json.encode(payload, order="sorted")
     if not _FLOAT.search(encoded):

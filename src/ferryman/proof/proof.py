@@ -332,7 +332,7 @@ class _Proving:
                         schedule.append(PlannedFault(kind, name, nth, self._version(kind, name, chance)))
         if once := [name for name in self._read_once() if can_forget(_inner(twin, name))]:
             self._result.unproved.append(
-                f"{', '.join(once)}: what it loses after it has acknowledged it, `ferryman verify` finds but cannot "
+                f"{', '.join(once)}: what it loses after it has acknowledged it, `verify` finds but cannot "
                 "send again, because a keyed node reads only once what it is made of"
             )
         if left_out := [what.title for kind, what in KINDS.items() if kind not in kinds]:

@@ -22,7 +22,7 @@ MAX_DELETED: Final = 0.1
 _WHOLE: Final = ""
 """Bookmark of a reader without partitions."""
 
-_LOOP_ROWS: Final = 10_000
+LOOP_ROWS: Final = 10_000
 """Rows in a row that were all seen before, after which a reader is taken to read the same pages without end; fewer if
 that is everything it has read."""
 
@@ -308,7 +308,7 @@ class RowReader:
             self._repeated = 0
             return
         self._repeated += 1
-        if self._repeated >= max(_FEWEST_ROWS, min(self._distinct, _LOOP_ROWS)):
+        if self._repeated >= max(_FEWEST_ROWS, min(self._distinct, LOOP_ROWS)):
             raise Misconfigured(
                 f"the last {self._repeated} rows have all come before, such as {safe_repr(id)}: the function reads the "
                 "same pages again and again. It should end after the last one"
