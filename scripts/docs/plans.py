@@ -26,7 +26,7 @@ def svg() -> str:
 def papers_svg() -> str:
     """Draw docs/pictures/plan-papers.svg: the plan of the README, as if its file were in the root folder."""
     text = (EXAMPLE.parents[2] / "README.md").read_text("utf-8")
-    block = re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    block = re.search(r"^`papers\.py`:\n\n```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert block is not None
     namespace: dict[str, Any] = {"__name__": "papers"}
     with chdir("/"):

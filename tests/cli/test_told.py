@@ -72,6 +72,7 @@ def test_retry_says_what_comes_of_it(
         "destination": "index",
         "source": "files",
         "force": True,
+        "forget": False,
         "dirty": False,
         "why": "x",
     }

@@ -28,9 +28,10 @@ class Summary:
     in_doubt: int = 0
     documents: int = 0
     messages: list[str] = field(default_factory=list)
+    remembered: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, int]:
-        return {name: value for name, value in vars(self).items() if name not in ("documents", "messages")}
+        return {name: value for name, value in vars(self).items() if isinstance(value, int) and name != "documents"}
 
 
 # --- run ----------------------------------------------------------------------------------------------------------
@@ -85,6 +86,7 @@ def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.Captur
         "from_version": 1,
         "reset_state": ("counts",),
         "notify": [],
+        "verify_sample": 100,
     }
     assert code == 0
     assert json.loads(capsys.readouterr().out) == Summary().as_dict()

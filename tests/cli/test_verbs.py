@@ -212,6 +212,8 @@ def test_status_before_the_first_run_is_all_zero(ferryman: Ferryman, plan_file: 
         "running": None,
         "pending_reasons": [],
         "stopped": [],
+        "held": 0,
+        "verified": {},
     }
     assert sorted(p.name for p in plan_file.parent.iterdir()) == ["plan.py"]
 

@@ -187,6 +187,7 @@ def test_a_table_of_a_schema(database: Database, archive: str, mode: Mode) -> No
     assert {name for (name,) in tables} == {
         "books",
         "ferryman_tables",
+        "ferryman_writers",
         *({"books_tombstones"} if mode == "upsert" else ()),
     }
 

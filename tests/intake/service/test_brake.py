@@ -88,7 +88,7 @@ def test_a_bug_that_all_batches_meet(intake: Place) -> None:
         late = submitted(intake, "four", "fine", 1)
         until(lambda: statuses(intake, late) == ["Processing"])
     (line,) = [line for line in intake.said.lines if "stays pending" in line]
-    assert line.startswith("step text: KeyError: 'no such field' (")
+    assert line.startswith("warning: step text: KeyError: 'no such field' (")
     assert statuses(intake, *batches, late) == ["Processing"] * 4
 
     intake.plan = plan_with(mended, out)
