@@ -133,4 +133,5 @@ def test_it_can_be_written_as_json(net: PlanWorld) -> None:
     filled(net)
     found = look(net)
     assert list(found.as_dict()) == [f.name for f in dataclasses.fields(Preview)]
-    assert set(found.as_dict()["destinations"]["out"]) == {"gets", "dropped", "refused", "errors", "waiting", "uncalled"}
+    columns = {"gets", "dropped", "refused", "errors", "waiting", "uncalled"}
+    assert set(found.as_dict()["destinations"]["out"]) == columns

@@ -188,7 +188,8 @@ def test_the_wheel_is_what_is_installed(programs: Path, tmp_path: Path) -> None:
 
 
 def test_every_module_needs_the_core_only(programs: Path, tmp_path: Path) -> None:
-    """All of the package can be imported without extras; PostgreSQL's own writer is loaded where psycopg is."""
+    """All of the package can be imported without extras; PostgreSQL's own writer is loaded where psycopg is, and the
+    plan of ``demo --vectors`` where its model is."""
     code = """
         import importlib, pkgutil, ferryman
         for module in pkgutil.walk_packages(ferryman.__path__, "ferryman."):
@@ -196,13 +197,16 @@ def test_every_module_needs_the_core_only(programs: Path, tmp_path: Path) -> Non
                 continue
             try:
                 importlib.import_module(module.name)
-            except ImportError as e:
+            except (ImportError, ferryman.errors.UsageError) as e:
                 print(module.name, e)
     """
     done = call(programs, tmp_path, programs / "python", "-c", textwrap.dedent(code))
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["ferryman.destinations.sql.postgresql No module named 'psycopg'"]
+    assert done.stdout.splitlines() == [
+        "ferryman.cli.demo_vectors_plan embed_text needs wordllama: pip install 'ferryman[embed]'.",
+        "ferryman.destinations.sql.postgresql No module named 'psycopg'",
+    ]
 
 
 @pytest.mark.spark
