@@ -185,7 +185,7 @@ def test_what_a_small_wave_costs(states: str, tmp_path: Path, faulty: FaultyS3) 
     counts = faulty.counts()
     assert counts["PUT"] <= 40, counts
     assert counts["LIST"] <= 30, counts
-    assert counts["GET"] + counts["HEAD"] <= 60, counts
+    assert counts["GET"] + counts["HEAD"] <= 65, counts  # some 15 for the look whether state or target is an older copy
 
 
 class OnAnotherMachine(InProcess):
