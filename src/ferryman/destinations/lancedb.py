@@ -96,7 +96,7 @@ _PRIMARY_KEY: Final = b"lance-schema:unenforced-primary-key:position"
 
 _METRICS: Final[Mapping[Metric, Any]] = {"cosine": "cosine", "l2": "l2", "dot": "dot"}
 
-_CONFLICT: Final = re.compile(r"conflict|concurrent|too many.*retr|retryable", re.IGNORECASE)
+_CONFLICT: Final = re.compile(r"conflict|concurrent|too many.{0,100}retr|retryable", re.IGNORECASE)
 _AWAY: Final = re.compile(
     r"error sending request|timed? ?out|connection|dns error|no space left|503|502|504|slow ?down|temporar",
     re.IGNORECASE,
