@@ -10,7 +10,7 @@ import pytest
 
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.engine.settle import has_late_answers, read_fold, settle
-from ferryman.records.rows import UNTOUCHED, Result, RowResult, Rows, sent_events
+from ferryman.records.rows import UNTOUCHED, Result, RowResult, RowSpan, sent_events
 from ferryman.state.state import State
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.parquet import read_part, write_part
@@ -39,11 +39,11 @@ def key_of(state: State) -> int:
 
 def note(
     state: State, first: int, end: int, noted: list[RowResult] | None = None, *, part: bool, claim: bool = False
-) -> Rows:
+) -> RowSpan:
     """Publish in the name of a worker of wave 1: these rows were delivered, but for what is ``noted``."""
     noted = noted or []
     [file] = state.outbox.files.values()
-    rows = Rows(key_of(state), first, end)
+    rows = RowSpan(key_of(state), first, end)
     state.journal.begin(1)
     if claim:
         assert state.journal.claim(1, rows)
@@ -221,7 +221,7 @@ def test_a_claim_without_a_result_is_unknown_and_stays_so(once: PlanWorld) -> No
     """Never sent again; everything else is."""
     with once.take() as state:
         state.journal.begin(1)
-        assert state.journal.claim(1, Rows(key_of(state), 2, 4))
+        assert state.journal.claim(1, RowSpan(key_of(state), 2, 4))
     summary = once.run()
     assert (summary.exit, summary.in_doubt, summary.delivered) == (3, 2, 4)
     assert once.counts() == {"delivered": 4, "in_doubt": 2}
@@ -236,7 +236,7 @@ def test_what_was_claimed_is_what_was_meant(once: PlanWorld) -> None:
     """A claim over a range of which only some rows were eligible leaves only these unknown."""
     with once.take() as state:
         state.journal.begin(1)
-        assert state.journal.claim(1, Rows(key_of(state), 0, 4), [0, 3])
+        assert state.journal.claim(1, RowSpan(key_of(state), 0, 4), [0, 3])
     once.run()
     assert once.counts() == {"delivered": 4, "in_doubt": 2}
     assert sorted(d["document"] for d in once.deliveries(status="in_doubt")) == ["a", "d"]
@@ -258,7 +258,7 @@ def doubtful(once: PlanWorld) -> PlanWorld:
     with once.take() as state:
         note(state, 0, 2, part=True, claim=True)
         note(state, 4, 6, part=True, claim=True)
-        assert state.journal.claim(1, Rows(key_of(state), 2, 4))
+        assert state.journal.claim(1, RowSpan(key_of(state), 2, 4))
     once.run()
     assert once.counts() == {"delivered": 4, "in_doubt": 2}
     return once
@@ -270,7 +270,7 @@ def answer_late(
     """In the name of a worker of wave 1 that was thought dead."""
     state = State(trial.root, trial.plan)
     state.load()
-    result = Result.of(Rows(key_of(state), first, end), end - first, noted, part)
+    result = Result.of(RowSpan(key_of(state), first, end), end - first, noted, part)
     assert state.journal.publish(1, result)
     return state
 

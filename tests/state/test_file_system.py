@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.records.rows import Rows
+from ferryman.records.rows import RowSpan
 from ferryman.state.journal import Journal
 from ferryman.storage import files
 from tests.support.plan_world import PlanWorld
@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_removed_does_not_hold_up_a_run(place: Path, mon
     journal = Journal(place / "journal")
     journal.create()
     journal.begin(1)
-    journal.claim(1, Rows(1, 0, 2))
+    journal.claim(1, RowSpan(1, 0, 2))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rmdir", refuse(errno.ENOTEMPTY))
         journal.trim(1, set())

@@ -414,8 +414,7 @@ def test_a_new_version_of_the_plan_goes_on_at_the_cursor(trial: PlanWorld, feed:
     "point",
     [
         *(f"{name}:{n}" for name, last in OWN_POINTS.items() for n in range(1, last + 1)),
-        *(f"{name}:1" for name in POINTS),
-        *(pytest.param(f"{name}:{n}", marks=pytest.mark.slow) for name in POINTS for n in range(2, 7)),
+        *(pytest.param(f"{name}:{n}", marks=pytest.mark.slow) for name in POINTS for n in range(1, 7)),
     ],
 )
 def test_a_run_with_a_feed_may_be_killed(place: Path, point: str) -> None:
