@@ -307,7 +307,7 @@ def _batches(inventory: Iterable[Stored]) -> Iterator[pa.RecordBatch]:
     while some := list(islice(records, _BATCH)):
         ids, hashes, intact, sources, versions, routes = zip(*some, strict=True)
         del some
-        columns = [ids, hashes, intact, sources, versions, ["/".join(route) if route else "" for route in routes]]
+        columns = [ids, hashes, intact, sources, versions, ["/".join(route) if route != () else "" for route in routes]]
         try:
             batch = _record_batch(columns)
         except UnicodeEncodeError:
