@@ -75,6 +75,9 @@ _OF_SEND_TIMEOUT: Final = 0.75
 _TRIES: Final = 12
 """Times that a chunk is begun again because this lane was fenced, or lost its transaction."""
 
+_LONGEST_PAUSE_S: Final = 5.0
+"""Longest pause before it is begun again."""
+
 _TOMBSTONES: Final = 500
 """Most marks of settled rows that one transaction removes."""
 
@@ -691,7 +694,8 @@ class TransactionSender(_Sender):
 
         self.deadline = time.monotonic() + self._context.send_timeout * _OF_SEND_TIMEOUT
         why: object = ""
-        for attempt in range(_TRIES):
+        for attempt in range(1, _TRIES + 1):
+            began = time.monotonic()
             try:
                 producer = self.producer or self.start()
                 new = [record for record in records if not self._marks.names(record.sequence)]
@@ -713,9 +717,10 @@ class TransactionSender(_Sender):
                 self._abort()
                 raise
             self.close()
-            if time.monotonic() > self.deadline:
+            if (now := time.monotonic()) > self.deadline:
                 break
-            time.sleep(random.random() * min(1.0, 0.01 * 2**attempt))  # two that fence each other take turns
+            # Two that fence each other take turns: the pauses grow beyond the time that a transaction takes here.
+            time.sleep(random.random() * min(_LONGEST_PAUSE_S, attempt * max(0.02, now - began)))
         raise Unavailable(
             f"topic {self._kafka.topic}: the transaction of lane {self._lane} was lost again and again: {why}"
         )
