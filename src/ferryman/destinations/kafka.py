@@ -72,7 +72,7 @@ _TRANSACTION_MARGIN_S: Final = 30.0
 _OF_SEND_TIMEOUT: Final = 0.75
 """Part of a call's time after which it gives up by itself, and says why."""
 
-_TRIES: Final = 12
+_TRIES: Final = 20
 """Times that a chunk is begun again because this lane was fenced, or lost its transaction."""
 
 _LONGEST_PAUSE_S: Final = 5.0
@@ -720,7 +720,7 @@ class TransactionSender(_Sender):
             if (now := time.monotonic()) > self.deadline:
                 break
             # Two that fence each other take turns: the pauses grow beyond the time that a transaction takes here.
-            time.sleep(random.random() * min(_LONGEST_PAUSE_S, attempt * max(0.02, now - began)))
+            time.sleep(random.random() * min(_LONGEST_PAUSE_S, max(0.02, now - began) * 2**attempt))
         raise Unavailable(
             f"topic {self._kafka.topic}: the transaction of lane {self._lane} was lost again and again: {why}"
         )
