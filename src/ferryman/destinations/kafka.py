@@ -771,9 +771,9 @@ class TransactionSender(_Sender):
                 return
             except KafkaException as e:
                 error = e.args[0]
-                if error.txn_requires_abort():
+                if error.txn_requires_abort():  # also where the broker ends it because another worker takes over
                     self._check_failed(())
-                    raise
+                    raise _LookAgain(error.str()) from e
                 if not error.retriable() or time.monotonic() > self.deadline:
                     raise _LookAgain(error.str()) from e
 
