@@ -309,7 +309,7 @@ def test_an_outage_between_small_waves(trial: PlanWorld) -> None:
             assert bool(watch.messages) is (name in ("third", "fourth", "fifth"))
             flag.touch()
     [told] = watch.messages
-    assert told.startswith("warning: step step: ConnectionRefusedError")
+    assert told.startswith("step step: ConnectionRefusedError")
     flag.unlink()
     assert trial.run(wait=60).exit == 0
     assert {line["id"] for line in trial.out().lines() if line["attempt"] > 1} == {"first", "second"}
