@@ -139,7 +139,7 @@ def prove(
     spark: bool = True,
     kinds: Collection[str] = (),
     fault: str = "",
-    observer: Callable[[str], None] = lambda text: None,
+    observer: Callable[[str], None] | None = None,
 ) -> ProofResult:
     """Prove that a plan keeps its guarantees, whatever fails: break something in each round, and compare the ends.
 
@@ -155,7 +155,7 @@ def prove(
         spark: also break Spark, which takes longer.
         kinds: only these kinds of faults; (): all.
         fault: play only this round, as a violation names it.
-        observer: called with a line of progress.
+        observer: called with each line of progress; None: nobody is told.
 
     Raises:
         UsageError: there is no such rule or fault, a source cannot be sampled, or a step wants to call a service.
@@ -170,7 +170,7 @@ def prove(
             plan = make_plan(folder, documents)
         plan.freeze()
         result = ProofResult(plan.name, seed, broken=broken)
-        proving = _Proving(plan, folder, result, observer, scratch=scratch, allow_steps=allow_steps)
+        proving = _Proving(plan, folder, result, observer or _ignore, scratch=scratch, allow_steps=allow_steps)
         proving.run(documents, rounds, only, [kind for kind in KINDS if not kinds or kind in kinds], spark=spark)
     result.spent_s = time.monotonic() - began
     return result
@@ -184,6 +184,10 @@ def _work_folder() -> Iterator[Path]:
         prefix="ferryman-proof-", dir=_MEMORY if in_memory else None, ignore_cleanup_errors=True
     ) as folder:
         yield Path(folder)
+
+
+def _ignore(text: str) -> None:
+    pass
 
 
 class _Proving:
