@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -255,19 +256,8 @@ class Dispatcher:
 
     def _check(self, node: DestinationNode) -> bool:
         """Return whether rows may be sent to a destination: its breaker is closed, and its ``check`` succeeds."""
-        if self.wait_s(node.name) != 0:
+        if self.wait_s(node.name) != 0 or not self._succeeds(node, "check", node.destination.check):
             return False
-        caller = ThreadCaller(f"check-{node.name}")
-        try:
-            caller.call(node.destination.check, timeout_s=node.policy.send_timeout)
-        except Hung as e:
-            self.breakers.record_failure(node.name, f"check: {e}", permanent=False)
-            return False
-        except Exception as e:
-            self.breakers.record_failure(node.name, message_of(e), permanent=isinstance(e, PermanentError))
-            return False
-        finally:
-            caller.end()
         unasked = self._reports_sequences(node.name) and self._state.outbox.transaction(f"{_UNASKED}{node.name}")
         if unasked and not self.refuse_old_copy(node.name):
             self.breakers.record_failure(node.name, "it does not say what it has of this state", permanent=False)
@@ -280,15 +270,16 @@ class Dispatcher:
         if type(node.destination).begin_pass is Destination.begin_pass:
             return True
         context = context_of(self._state.plan, node, number, sender_of(self._state.root))
-        caller = ThreadCaller(f"begin-pass-{node.name}")
+        context = context._replace(lanes=self._max_lanes(node, alone=True))
+        return self._succeeds(node, "begin_pass", partial(node.destination.begin_pass, context))
+
+    def _succeeds(self, node: DestinationNode, name: str, method: Callable[[], None]) -> bool:
+        """Call a method of a destination; return whether it succeeds. Its breaker learns of a failure."""
+        caller = ThreadCaller(f"{name}-{node.name}")
         try:
-            caller.call(
-                node.destination.begin_pass,
-                context._replace(lanes=self._max_lanes(node, alone=True)),
-                timeout_s=node.policy.send_timeout,
-            )
+            caller.call(method, timeout_s=node.policy.send_timeout)
         except Hung as e:
-            self.breakers.record_failure(node.name, f"begin_pass: {e}", permanent=False)
+            self.breakers.record_failure(node.name, f"{name}: {e}", permanent=False)
             return False
         except Exception as e:
             self.breakers.record_failure(node.name, message_of(e), permanent=isinstance(e, PermanentError))
