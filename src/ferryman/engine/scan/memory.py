@@ -27,7 +27,7 @@ from ferryman.state.source_memory import (
 from ferryman.state.state import SOURCES, State
 from ferryman.storage.files import StatePath, local_copy
 from ferryman.storage.parquet import BatchGroups, PartWriter, RowGroups, read_part
-from ferryman.storage.query import connect, quote, register, verify
+from ferryman.storage.query import connect, quote, register
 
 _WAITS: Final = "operation = 'upsert' AND (due IS NOT NULL OR forced OR again IS NOT NULL OR failed IS NOT NULL)"
 """SQL that tests whether a document's content may still be needed."""
@@ -148,29 +148,19 @@ def waiting_versions(state: State, source: str, scratch: Path, staged: Sequence[
         scratch: folder for data that does not fit into memory.
         staged: results that are about to be committed.
     """
-    parts = [part for s in staged for part in s.documents]
-    newer = state.documents.paths([part.path for part in parts])
-    found: Versions = {}
+    staged_names = [part.path for s in staged for part in s.documents]
+    paths = state.documents.paths() + state.documents.paths(staged_names)  # staged rows have the highest wave
+    mine = f"source = {quote(source)}"
     with connect(scratch) as db:
-        for paths, is_table in ((state.documents.paths(), True), (newer, False)):
-            if not paths:
-                continue
-            verify(paths)
-            register(db, "documents", paths, DOCUMENTS)
-            mine = f"source = {quote(source)}"
-            if not is_table:
-                for (document,) in db.execute(f"SELECT document FROM documents WHERE {mine}").fetchall():
-                    found.pop(document, None)
-            rows = db.execute(f"""
-                WITH waits AS (SELECT DISTINCT document FROM documents WHERE {mine} AND {_WAITS})
-                SELECT document, version FROM (
-                    SELECT * FROM documents SEMI JOIN waits USING (document) WHERE {mine}
-                    QUALIFY row_number() OVER (PARTITION BY document ORDER BY wave DESC) = 1
-                ) WHERE {_WAITS}
-            """).fetchall()
-            found.update(rows)
-            db.unregister("documents")
-    return found
+        register(db, "documents", paths, DOCUMENTS)
+        rows = db.execute(f"""
+            WITH waits AS (SELECT DISTINCT document FROM documents WHERE {mine} AND {_WAITS})
+            SELECT document, version FROM (
+                SELECT * FROM documents SEMI JOIN waits USING (document) WHERE {mine}
+                QUALIFY row_number() OVER (PARTITION BY document ORDER BY wave DESC) = 1
+            ) WHERE {_WAITS}
+        """).fetchall()
+    return dict(rows)
 
 
 def _kept_versions(path: StatePath) -> Versions:
