@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Annotated, Any, cast
@@ -61,14 +61,20 @@ be imported by name."""
 
 FAULT, USAGE, INTERRUPTED = 1, 2, 130
 
-app = typer.Typer(
-    name="ferryman",
-    help="Index documents with Spark into search engines and other destinations, and account for every one of them.",
-    epilog="`ferryman init DIR` writes a plan to start from; `ferryman demo` shows it all at work.",
-    no_args_is_help=True,
-    rich_markup_mode=None,  # plain help: the same on a terminal and in a pipe, and in half the time
-    pretty_exceptions_enable=False,  # this module reports errors
-)
+
+def _make_app() -> typer.Typer:
+    return typer.Typer(
+        name="ferryman",
+        help="Index documents with Spark into search engines and other destinations, and account for every one of "
+        "them.",
+        epilog="`ferryman init DIR` writes a plan to start from; `ferryman demo` shows it all at work.",
+        no_args_is_help=True,
+        rich_markup_mode=None,  # plain help: the same on a terminal and in a pipe, and in half the time
+        pretty_exceptions_enable=False,  # this module reports errors
+    )
+
+
+app = _make_app()
 
 
 def _version(value: bool) -> None:
@@ -120,12 +126,30 @@ def root_command() -> Any:
     return typer.main.get_command(app)
 
 
+@functools.cache
+def command_with(verb: str) -> Any:
+    """Return the command with this verb alone, which a run of it needs; with all of them if there is no such verb."""
+    commands = [c for c in app.registered_commands if c.name == verb or _name_of(c.callback) == verb]
+    groups = [g for g in app.registered_groups if g.typer_instance is not None and g.typer_instance.info.name == verb]
+    if not commands and not groups:
+        return root_command()
+    own = _make_app()
+    own.registered_callback = app.registered_callback
+    own.registered_commands, own.registered_groups = commands, groups
+    return typer.main.get_command(own)
+
+
+def _name_of(function: Callable[..., Any] | None) -> str:
+    return "" if function is None else typer.main.get_command_name(function.__name__)
+
+
 def start(args: list[str]) -> int:
     """Run one command and return its exit code."""
     tolerate_any_text(sys.stdout, sys.stderr)
     options = GlobalOptions()
     try:
-        code = root_command().main(args, prog_name="ferryman", standalone_mode=False, obj=options)
+        command = command_with(args[0]) if args else root_command()
+        code = command.main(args, prog_name="ferryman", standalone_mode=False, obj=options)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
