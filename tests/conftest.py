@@ -10,6 +10,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -122,6 +123,15 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000)  # a run makes some thousand objects, few of them garbage that is not freed at once
     gc.enable()
     atexit.register(gc.unfreeze)  # native modules complain of what is still there when Python ends
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A test that fails says how its servers are: one that has ended explains what a client says."""
+    outcome: Any = yield
+    get = getattr(item, "funcargs", {}).get("server")
+    if outcome.get_result().failed and isinstance(running := getattr(get, "__self__", None), Running):
+        outcome.get_result().sections.append(("servers", running.describe()))
 
 
 @pytest.hookimpl(optionalhook=True)

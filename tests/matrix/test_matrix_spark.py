@@ -36,7 +36,7 @@ def groups(runner: str) -> list[list[Case]]:
     return [found[at : at + TOGETHER] for at in range(0, len(found), TOGETHER)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def store() -> Iterator[FaultyS3]:
     with FaultyS3() as server:
         yield server

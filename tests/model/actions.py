@@ -106,6 +106,10 @@ ACTIONS: Final[dict[str, Action]] = {
     "dispatch.double": Action("a second task of a lane starts", ("engine.deliver.sending.Pass.__call__",), fault=True),
     "claim": Action("claims the chunk", (f"{_JOURNAL}.claim",), ("deliver.claimed",)),
     "look": Action("looks whether its pass is open", (f"{_JOURNAL}.open_for",)),
+    "hold": Action(
+        "holds back deletes: an upsert of their family was not delivered",
+        (f"{_SENDING}._note_waiting", "engine.send_order.FamilyOrder.waiting"),
+    ),
     "send": Action("sends, all is well", (f"{_SENDING}._send", f"{_SENDING}._send_once"), ("deliver.sent",)),
     "send.transient": Action(
         "sends; one row is answered with transient: nothing took effect",

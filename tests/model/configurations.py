@@ -155,6 +155,30 @@ CONFIGURATIONS: Final = (
         attempts=3,
         families=TRIES,
     ),
+    # What a new version does not make again waits for what it makes.
+    *(
+        Config(
+            f"deletes that wait: {guarantee}",
+            FAMILY,
+            (Destination(guarantee, compares=guarantee != ONCE),),
+            Budget(crashes=1, doubles=int(guarantee == ONCE), faults=1),
+            answers=("transient", "refused"),
+            batch=2,
+            families=TRIES,
+        )
+        for guarantee in (ONCE, LEAST, EXACT)
+    ),
+    *(
+        Config(
+            f"deletes that wait, tried again: {guarantee}",
+            FAMILY,
+            (Destination(guarantee),),
+            Budget(faults=2),
+            answers=("step", "transient", "half"),
+            families=TRIES,
+        )
+        for guarantee in (ONCE, LEAST, EXACT)
+    ),
     # A step or the source is away, and comes back.
     *(
         Config(

@@ -20,7 +20,6 @@ from tests.model.state import (
     Delivery,
     Driver,
     Fold,
-    Lane,
     Row,
     Staging,
     State,
@@ -154,12 +153,8 @@ def _commit(config: Config, state: State, i: int, driver: Driver) -> Moves:
         staged=staging.documents,
         unsynced=True,
     )
-    work = tuple(
-        Lane(destination, tuple(tuple(due[n : n + config.batch]) for n in range(0, len(due), config.batch)))
-        for (destination, _), due in settling.due(config, state).items()
-    )
     soon = "dispatch" if config.mutation == "the commit is sent before it is synced" else "commit.synced"
-    driver = driver._replace(at=soon, wave=wave, staged=(), work=work)
+    driver = driver._replace(at=soon, wave=wave, staged=(), work=settling.lanes(config, state))
     yield Step("commit", name(driver)), moved(_committed(state, i, OUTBOX), i, driver)
 
 

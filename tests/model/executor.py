@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ferryman.records.rows import Status
 from tests.model.actions import Step
-from tests.model.settling import guarantee
+from tests.model.settling import guarantee, is_upsert, of_one_family
 from tests.model.state import (
+    CLAIMED,
     EXACT,
+    GONE,
     LEAST,
     ONCE,
     OUTBOX,
+    PARKED,
+    PENDING,
     UNTOUCHED,
     Chunk,
     Claim,
@@ -29,15 +33,20 @@ from tests.model.state import (
 
 ACTS_LATER: Final = "a call that was given up acts later"
 OVERWRITTEN: Final = "an older row overwrote a newer one"
+HOLE: Final = "a part of a document was deleted before what the new version has in its place was there"
 
 Moves = Iterator[tuple[Step, State]]
 
 
 def begin(config: Config, state: State, lane: Lane, pass_: int) -> State:
     """A task starts; it passes over what an earlier attempt has published."""
-    done = {said.sequence for result in state.results if result.pass_ == pass_ for said in result.said}
+    said = [said for result in state.results if result.pass_ == pass_ for said in result.said]
+    done = {each.sequence for each in said}
     chunks = tuple(chunk for chunk in lane.chunks if not {w.sequence for w in chunk} <= done)
-    return _put(config, state, Worker(pass_, lane.destination, "", chunks)) if chunks else state
+    rows = {w.sequence for chunk in lane.chunks for w in chunk}
+    undelivered = _undelivered(state, [each for each in said if each.sequence in rows])
+    worker = Worker(pass_, lane.destination, "", chunks, waits=lane.waits, undelivered=undelivered)
+    return _put(config, state, worker) if chunks else state
 
 
 def worker_moves(config: Config, state: State, worker: Worker) -> Moves:
@@ -49,6 +58,8 @@ def worker_moves(config: Config, state: State, worker: Worker) -> Moves:
             yield Step("claim", name), _claim(config, without, worker)
         case "look":
             yield Step("look", name), _look(config, without, worker)
+        case "hold":
+            yield Step("hold", name), _hold(config, without, worker)
         case "send":
             yield from _send(config, without, worker, name)
         case "hung":
@@ -69,7 +80,7 @@ def _still(config: Config, state: State, worker: Worker) -> Worker | None:
     if state.closed < worker.pass_:
         return worker
     trimmed = worker.pass_ <= state.settled[OUTBOX]
-    if worker.at == "look":  # it will see that its pass is closed
+    if worker.at in ("look", "hold"):  # it will see that its pass is closed
         worker = worker._replace(at="publish", chunks=())
     if worker.at == "publish" and (trimmed or not worker.pending):
         return None
@@ -95,10 +106,12 @@ def leave(state: State, worker: Worker) -> State:
 # -- the steps of a chunk --------------------------------------------------------------------------------
 
 
-def _first(config: Config, worker: Worker) -> str:
+def _first(config: Config, state: State, worker: Worker) -> str:
     """Where a worker begins a chunk."""
     if not worker.chunks:
         return "publish" if worker.pending else ""
+    if _waiting(config, state, worker):
+        return "hold"
     once = config.destinations[worker.destination].guarantee == ONCE
     if not once:
         return "look"
@@ -116,7 +129,7 @@ def _next(config: Config, worker: Worker, done: str) -> str:
 
 def _put(config: Config, state: State, worker: Worker) -> State:
     """The worker begins its next chunk, if there is one."""
-    worker = worker._replace(at=_first(config, worker))
+    worker = worker._replace(at=_first(config, state, worker))
     return _add(state, worker) if worker.at else state
 
 
@@ -130,6 +143,9 @@ def _claim(config: Config, state: State, worker: Worker) -> State:
     if worker.pass_ <= state.settled[OUTBOX]:
         return state
     if claim in state.claims:
+        if config.mutation != "what another worker has claimed holds back nothing":
+            claimed = _undelivered(state, [Said(n, CLAIMED, 0) for n in claim.rows])
+            worker = worker._replace(undelivered=worker.undelivered | claimed)
         return _put(config, state, worker._replace(chunks=worker.chunks[1:]))
     state = state._replace(claims=state.claims | {claim})
     return _add(state, worker._replace(at=_next(config, worker, "claim")))
@@ -137,6 +153,50 @@ def _claim(config: Config, state: State, worker: Worker) -> State:
 
 def _claim_of(worker: Worker) -> Claim:
     return Claim(worker.pass_, tuple(w.sequence for w in worker.chunks[0]))
+
+
+def _waiting(config: Config, state: State, worker: Worker) -> dict[int, set[str]]:
+    """The rows of the first chunk that wait for upserts of their family, and what those are."""
+    if config.mutation == "no delete waits for the upserts of its family":
+        return {}
+    chunk = worker.chunks[0]
+    found: dict[int, set[str]] = {}
+    for row in chunk:
+        if not is_upsert(state, row.sequence):
+            mine = state.rows[row.sequence].delivery
+            upserts = {kind for sequence, kind in worker.waits if sequence == row.sequence}
+            upserts |= {kind for n, kind in worker.undelivered if of_one_family(state.rows[n].delivery, mine)}
+            if upserts:
+                found[row.sequence] = upserts
+    assert len(found) in (0, len(chunk)), "no world has chunks of which a part waits"
+    return found
+
+
+def _hold(config: Config, state: State, worker: Worker) -> State:
+    """Deletes that wait spend no attempt; they fail with an upsert that has failed for good. What waits for a chunk of
+    another worker is left to it."""
+    if state.closed >= worker.pass_:
+        return _put(config, state, worker._replace(chunks=()))
+    waiting = _waiting(config, state, worker)
+    if any(kinds == {CLAIMED} for kinds in waiting.values()):
+        return _put(config, state, worker._replace(chunks=worker.chunks[1:]))
+    said = tuple(
+        Said(w.sequence, Status.DEAD if PARKED in waiting[w.sequence] else Status.ERROR, w.attempt)
+        for w in worker.chunks[0]
+    )
+    if config.destinations[worker.destination].guarantee == EXACT:
+        return _put(config, state, worker._replace(chunks=worker.chunks[1:], pending=(*worker.pending, said)))
+    return _add(state, worker._replace(at="note", said=said))
+
+
+def _undelivered(state: State, said: Iterable[Said]) -> frozenset[tuple[int, str]]:
+    """The upserts among these that were not delivered."""
+    kinds = {Status.ERROR: PENDING, UNTOUCHED: PENDING, CLAIMED: CLAIMED}
+    return frozenset(
+        (each.sequence, kinds.get(each.status, PARKED))
+        for each in said
+        if each.status != Status.INDEXED and is_upsert(state, each.sequence)
+    )
 
 
 def _look(config: Config, state: State, worker: Worker) -> State:
@@ -149,7 +209,7 @@ def _look(config: Config, state: State, worker: Worker) -> State:
 
 def _may_note(config: Config, state: State, worker: Worker) -> bool:
     """Is the pass's folder there? At-most-once: it goes with the last claim."""
-    if config.destinations[worker.destination].guarantee == ONCE:
+    if config.destinations[worker.destination].guarantee == ONCE and not _waiting(config, state, worker):
         return _claim_of(worker) in state.claims
     return worker.pass_ > state.settled[OUTBOX]
 
@@ -255,6 +315,7 @@ def _failed(config: Config, row: Waiting, *, refused: bool = False) -> Said:
 def _answered(config: Config, state: State, worker: Worker, said: tuple[Said, ...]) -> State:
     """The worker knows the outcomes. Exactly-once notes them when it comes to it, the others at once."""
     promise = config.destinations[worker.destination].guarantee
+    worker = worker._replace(undelivered=worker.undelivered | _undelivered(state, said))
     if promise == ONCE:
         return _add(state, worker._replace(at=_next(config, worker, "send"), said=said))
     if promise == LEAST and config.mutation != "what came of a chunk is noted when the next is sent":
@@ -322,11 +383,25 @@ def _effect(config: Config, state: State, destination: Destination, row: Waiting
             return _set_told(state, row.sequence, state.told[row.sequence]._replace(done=True))
         if destination.compares or not (orphan or _disturbed(config, state)):
             state = state._replace(remembered=(*state.remembered, OVERWRITTEN))
+    if delivery.version == GONE and _has_a_hole(state, row.sequence):
+        state = state._replace(remembered=(*state.remembered, HOLE))
     there = (*state.there[:place], row.sequence, *state.there[place + 1 :])
     told = state.told[row.sequence]
     most = 2 if destination.guarantee == EXACT else 1
     told = told._replace(effects=min(told.effects + 1, most), done=True)
     return _set_told(state._replace(there=there), row.sequence, told)
+
+
+def _has_a_hole(state: State, sequence: int) -> bool:
+    """Is there an upsert of this delete's family that has not taken effect, or a part that is still to be made?"""
+    mine = state.rows[sequence].delivery
+    known = dict(state.staged).get(mine.document, state.known[mine.document])
+    if known is not None and known.owed and known.revision == mine.revision:
+        return True
+    return any(
+        is_upsert(state, n) and of_one_family(state.rows[n].delivery, mine) and not told.done
+        for n, told in enumerate(state.told[: len(state.rows)])
+    )
 
 
 def _is_known(config: Config, state: State, destination: Destination, row: Waiting) -> bool:

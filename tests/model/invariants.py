@@ -11,7 +11,7 @@ from typing import Final
 
 from ferryman.records.rows import Status
 from tests.model.driver import STALE
-from tests.model.executor import OVERWRITTEN
+from tests.model.executor import HOLE, OVERWRITTEN
 from tests.model.settling import ILLEGAL, guarantee
 from tests.model.state import EXACT, GONE, LEAST, ONCE, Config, Delivery, State, Told
 
@@ -136,6 +136,12 @@ def a_newer_row_stays(config: Config, state: State) -> Wrong:
         yield OVERWRITTEN
 
 
+def a_new_version_leaves_no_hole(config: Config, state: State) -> Wrong:
+    """What a new version no longer makes is deleted at a destination once all that it makes was delivered there."""
+    if HOLE in state.remembered:
+        yield HOLE
+
+
 def at_rest(config: Config, state: State) -> Wrong:
     """When nothing can be done any more, nothing is owed; the last version of each document is where it belongs,
     or in a status that says why not."""
@@ -205,6 +211,7 @@ INVARIANTS: Final[dict[str, Callable[[Config, State], Wrong]]] = {
     "I7": exactly_once,
     "I8": one_bad_document_harms_only_itself,
     "order": a_newer_row_stays,
+    "families": a_new_version_leaves_no_hole,
 }
 """Looked at in every state; first those that say most about a cause. I9 is about runs: ``explore.Explorer`` tries it
 from every state."""

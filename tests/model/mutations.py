@@ -86,6 +86,21 @@ MUTATIONS: Final = (
         Config("", FAMILY, (Destination(EXACT),), Budget(faults=1), ("away",), families=TRIES),
     ),
     Mutation("a delete has the hash of what it takes back", "I4", _family(EXACT)),
+    Mutation(
+        "no delete waits for the upserts of its family",
+        "families",
+        Config("", FAMILY, (Destination(EXACT),), Budget(faults=1), ("transient",), families=TRIES),
+    ),
+    Mutation(
+        "what another worker has claimed holds back nothing",
+        "families",
+        Config("", FAMILY, (Destination(ONCE),), Budget(doubles=1), families=TRIES),
+    ),
+    Mutation(
+        "a family that failed in part takes back",
+        "families",
+        Config("", FAMILY, (Destination(EXACT),), Budget(faults=1), ("step",), families=TRIES),
+    ),
     Mutation("a row waits for older revisions only", "order", _family(LEAST, 2, "transient")),
     Mutation(
         "the sequence is the time of sending",

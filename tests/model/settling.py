@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 from ferryman.records.rows import Status, check_move
-from tests.model.state import UNTOUCHED, Claim, Config, Fold, Known, Result, Said, State, Waiting
+from tests.model.state import (
+    GONE,
+    PARKED,
+    PENDING,
+    UNTOUCHED,
+    Chunk,
+    Claim,
+    Config,
+    Delivery,
+    Fold,
+    Known,
+    Lane,
+    Result,
+    Said,
+    State,
+    Waiting,
+)
 
 ILLEGAL = "an event that the ledger's table of moves does not know"
 
@@ -104,6 +120,46 @@ def due(config: Config, state: State) -> dict[tuple[int, int], list[Waiting]]:
             found.setdefault((delivery.destination, committed.wave), []).append(row)
         first.setdefault(place, delivery.revision)
     return found
+
+
+def is_upsert(state: State, sequence: int) -> bool:
+    """Does the row put something there?"""
+    return state.rows[sequence].delivery.version != GONE
+
+
+def of_one_family(one: Delivery, other: Delivery) -> bool:
+    """Are these deliveries of two members of a family, in one revision?"""
+    return one.member != other.member and one[:2] == other[:2] and one.revision == other.revision
+
+
+def lanes(config: Config, state: State) -> tuple[Lane, ...]:
+    """What is due, a task for each file. No delete is in one chunk with an upsert of its family."""
+    upserts = [w for w in state.outbox if is_upsert(state, w.sequence)]
+    made = []
+    for (destination, _), rows in due(config, state).items():
+        sent = {w.sequence for w in rows}
+        waits = frozenset(
+            (w.sequence, PARKED if u.parked else PENDING)
+            for w in rows
+            for u in upserts
+            if not is_upsert(state, w.sequence)
+            and u.sequence not in sent
+            and of_one_family(state.rows[u.sequence].delivery, state.rows[w.sequence].delivery)
+        )
+        if config.mutation == "a delete waits for upserts of its file only":
+            waits = frozenset()
+        chunks: list[Chunk] = []
+        for row in rows:
+            last = chunks[-1] if chunks else ()
+            mine = state.rows[row.sequence].delivery
+            before = [state.rows[w.sequence].delivery for w in last if is_upsert(state, w.sequence)]
+            waits_here = mine.version == GONE and any(of_one_family(each, mine) for each in before)
+            if 0 < len(last) < config.batch and not waits_here:
+                chunks[-1] = (*last, row)
+            else:
+                chunks.append((row,))
+        made.append(Lane(destination, tuple(chunks), waits))
+    return tuple(made)
 
 
 def _is_held(config: Config, older: int | None, revision: int) -> bool:

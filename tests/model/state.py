@@ -20,6 +20,9 @@ GONE = ""
 
 UNTOUCHED = "UNTOUCHED"
 
+PENDING, PARKED, CLAIMED = "pending", "parked", "claimed by another worker"
+"""What an upsert may be that was not delivered."""
+
 
 class Delivery(NamedTuple):
     """What the delivery hash is made of. Equal ones have equal hashes."""
@@ -63,6 +66,8 @@ class Known(NamedTuple):
     """Members that the destinations were given."""
     owed: bool = False
     """The document itself failed when its children were through, or something was away."""
+    stale: tuple[str, ...] = ()
+    """Members of an older version, which go when the owed part is made and does not make them again."""
     away: bool = False
     """A step or the source was away before anything was made of this version: its whole way is owed."""
 
@@ -120,6 +125,9 @@ class Lane(NamedTuple):
 
     destination: int
     chunks: tuple[Chunk, ...]
+    waits: frozenset[tuple[int, str]] = frozenset()
+    """Its deletes that wait for an upsert of their family which this lane does not send, by sequence, and whether that
+    upsert is PENDING or PARKED."""
 
 
 class Driver(NamedTuple):
@@ -154,6 +162,10 @@ class Worker(NamedTuple):
     """What the destination has answered about this chunk, not yet noted."""
     pending: tuple[tuple[Said, ...], ...] = ()
     """Exactly-once: what is to be noted of earlier ones (sending them again has no effect, so a note may wait)."""
+    waits: frozenset[tuple[int, str]] = frozenset()
+    """As its lane has it."""
+    undelivered: frozenset[tuple[int, str]] = frozenset()
+    """Upserts that it has not delivered, by sequence, and whether each is PENDING, PARKED or CLAIMED."""
     orphan: bool = False
     """Its driver does not wait for it: dead, or the worker hangs or has lost to another one."""
 

@@ -98,7 +98,8 @@ Made = tuple[Known, list[str], list[str]]
 
 
 def _walked(config: Config, version: str, last: Known | None, children: tuple[str, ...], *, fails: bool) -> Made:
-    """A new version, its whole way: what the old one gave and it does not make goes; what failed keeps its old one."""
+    """A new version, its whole way: what the old one gave and it does not make goes; what failed keeps its old one, and
+    lets nothing go before it is tried again."""
     before = () if last is None else last.given
     revision = _revision(version, last)
     fails = fails and version != GONE
@@ -107,7 +108,10 @@ def _walked(config: Config, version: str, last: Known | None, children: tuple[st
     gone = [member for member in before if member not in made and member not in stays]
     if config.mutation == "a new version takes nothing back" and version != GONE:
         gone = []
-    return Known(version, revision, (*stays, *made), owed=fails), list(made), gone
+    stale: list[str] = []
+    if fails and config.mutation != "a family that failed in part takes back":
+        stale, gone = gone, []  # what is made of it in the end is not known yet
+    return Known(version, revision, (*stays, *stale, *made), owed=fails, stale=tuple(stale)), list(made), gone
 
 
 def _held(config: Config, version: str, last: Known | None) -> Known:
@@ -130,7 +134,8 @@ def _retried(config: Config, last: Known, children: tuple[str, ...]) -> Made:
     stays = tuple(member for member in last.given if member and member not in gone)
     if config.mutation == "a retry takes nothing back":
         gone = []
-    return last._replace(given=("", *stays), owed=False), [""], gone
+    again = [member for member in stays if member in last.stale]
+    return last._replace(given=("", *stays), owed=False, stale=()), ["", *again], gone
 
 
 def _chosen(config: Config, driver: Driver, staging: Staging) -> Driver:

@@ -65,6 +65,11 @@ class Running:
         return found
 
 
+    def describe(self) -> str:
+        """Say how each of them is now."""
+        return "\n\n".join(server.describe() for server in self._servers.values())
+
+
 def require(why: str) -> NoReturn:
     """What a test needs is not here: skipped with the reason on a laptop, failed in CI."""
     if os.environ.get("CI"):

@@ -202,8 +202,15 @@ class Server:
                 raise ServerFailed(f"{self.name} was not ready after {self.start_s:g} s{self._last_words()}")
             time.sleep(READY_POLL_S)
 
+    def describe(self) -> str:
+        """Say how it is now: where it is reached, whether it runs, the last lines of its log."""
+        how = "is running" if self.running else "was stopped"
+        if self._process is not None and self._process.poll() is not None:
+            how = f"ended by itself with {self._process.returncode}"
+        return f"{self.name}, port {self.port}, {how}{self._last_words()}"
+
     def _last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES:] if self.log.exists() else []
         return f". The end of {self.log}:\n" + "\n".join(lines)
 
 

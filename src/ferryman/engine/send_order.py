@@ -421,7 +421,8 @@ class UndeliveredUpsert(NamedTuple):
 
     Attributes:
         due: when it is tried again, µs since 1970; None: it is held for review.
-        tried: whether it has an outcome; False: it waits for its destination, or for an earlier version.
+        tried: whether it has an outcome; False: it waits for its destination or for an earlier version, or another
+            worker has claimed it.
     """
 
     document: str

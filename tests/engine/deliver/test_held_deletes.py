@@ -11,6 +11,8 @@ from ferryman import account, limits
 from ferryman.account.families import older_deliveries
 from ferryman.destinations import Outcome
 from ferryman.document import Document
+from ferryman.records.rows import RowSpan
+from ferryman.state.journal import Journal
 from tests.support import NOT_SOON_S
 from tests.support.families import end, net, words
 from tests.support.plan_world import PlanWorld
@@ -137,6 +139,27 @@ def test_an_upsert_in_doubt_holds_them_too(net: PlanWorld) -> None:
     net.put("a", text="z")
     assert net.run().exit == 3
     assert "-a#x" not in said(net)
+
+
+@pytest.mark.rule("child.held")
+def test_an_upsert_that_another_worker_has_claimed_holds_them(net: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers of a task, of which one has claimed the upsert and was killed then: the other deletes nothing."""
+    end(net.source().step("words", words), net, guarantee="at-most-once", batch=1)
+    net.put("a", text="x")
+    net.run()
+    claim, claimed = Journal.claim, []
+
+    def by_another(journal: Journal, pass_: int, rows: RowSpan, eligible: list[int] | None = None) -> bool:
+        claimed.append(claim(journal, pass_, rows, eligible))
+        return claimed[-1] and len(claimed) > 1
+
+    monkeypatch.setattr(Journal, "claim", by_another)
+    monkeypatch.setattr(Journal, "owner_alive", lambda *_: False)
+    net.put("a", text="z")
+    assert net.run().exit == 3
+    assert claimed[0]
+    assert "-a#x" not in said(net)
+    assert [status(net, name) for name in ("a#x", "a#z")] == ["DEAD", "INDEXING"]
 
 
 @pytest.mark.rule("child.held")

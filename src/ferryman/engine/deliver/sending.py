@@ -288,6 +288,8 @@ class FileDelivery:
         if not turn.journal.claim(turn.number, rows, self._eligible_rows(rows, start, end, waiting)):  # 1
             turn.claimed_elsewhere.append(rows)
             self.keys.hold(start, end)
+            for at in range(start, end):  # nothing is known of them yet
+                self._note_undelivered_upsert(at, None, tried=False)
             return
         crash.point("deliver.claimed")
         if not turn.journal.open_for(turn.number):  # 2
@@ -586,11 +588,14 @@ class FileDelivery:
                 continue
             at = int(np.searchsorted(self.row_numbers, result.row))
             if at < len(self.row_numbers) and self.row_numbers[at] == result.row:
-                names = ("operation", "source", "origin", "revision", "document")
-                operation, *family, document = (self.table[name][at].as_py() for name in names)
-                if operation == "upsert":
-                    tried = result.status != UNTOUCHED
-                    self.turn.undelivered.add(tuple(family), UndeliveredUpsert(document, result.due, tried))
+                self._note_undelivered_upsert(at, result.due, tried=result.status != UNTOUCHED)
+
+    def _note_undelivered_upsert(self, at: int, due: int | None, *, tried: bool) -> None:
+        """Record a row as undelivered if it is an upsert: deletes of its family wait."""
+        names = ("operation", "source", "origin", "revision", "document")
+        operation, *family, document = (self.table[name][at].as_py() for name in names)
+        if operation == "upsert":
+            self.turn.undelivered.add(tuple(family), UndeliveredUpsert(document, due, tried))
 
     def _result(
         self, rows: RowSpan, start: int, end: int, results: list[RowResult], part: tuple[str, int, int] | None
