@@ -64,7 +64,6 @@ class Running:
         assert found.running, f"a test before this one left {name} stopped"
         return found
 
-
     def describe(self) -> str:
         """Say how each of them is now."""
         return "\n\n".join(server.describe() for server in self._servers.values())

@@ -23,7 +23,7 @@ from ferryman.destinations.base import (
     compare,
 )
 from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored, slices
+from ferryman.destinations.stored import Stored, slices, split_by_size
 from ferryman.destinations.vector_rows import (
     TOMBSTONE_S,
     VectorRow,
@@ -36,9 +36,10 @@ from ferryman.destinations.vector_rows import (
     stored_hash,
 )
 from ferryman.destinations.vectors import (
+    VECTOR_WRITE_S,
     Declaration,
     Metric,
-    VectorDestination,
+    VectorServer,
     Where,
     check_remembered,
     declaration_findings,
@@ -53,9 +54,6 @@ from ferryman.net.http import check_destination, expand_variables
 
 REQUEST_S: Final = 15.0
 """Time-out of a request."""
-
-WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
-"""Time that a ``write`` has, with all its requests."""
 
 REQUEST_BYTES: Final = 10 * limits.MIB
 """Largest size of a request with several documents, as far as it can be told before: the server takes 64 MB."""
@@ -89,7 +87,7 @@ _AWAY: Final = re.compile(
 _FORBIDDEN: Final = re.compile(r"auth|permission|privilege|token|denied", re.IGNORECASE)
 
 
-class Milvus(VectorDestination):
+class Milvus(VectorServer):
     """Writes documents with vectors into a collection of Milvus, which is made if it is not there.
 
     ``Milvus("http://localhost:19530", "pages", vectors={"vector": 512}, token="${MILVUS_TOKEN}")`` keeps one entity per
@@ -123,6 +121,7 @@ class Milvus(VectorDestination):
 
     effect = Effect.IDEMPOTENT
     keyed_by_id = True
+    request_s = REQUEST_S
 
     preferred_batch: ClassVar[int | None] = 500
     """About 2 MB with vectors of 512 numbers."""
@@ -133,7 +132,7 @@ class Milvus(VectorDestination):
             f"an id has {ID_BYTES} bytes at most",
             f"text, and the JSON of the fields, have {TEXT_BYTES} bytes at most",
             f"{VALUES} values among the fields",
-            f"a `write` has {WRITE_S:g} s",
+            f"a `write` has {VECTOR_WRITE_S:g} s",
         ),
         tested=("Milvus Lite 3.2 as a server",),
     )
@@ -153,7 +152,6 @@ class Milvus(VectorDestination):
         self.uri = uri.rstrip("/")
         self.collection = collection
         self.database = database
-        self._client: Any = None
         findings = list(declaration_findings(vectors))
         if not self.uri.startswith(("http://", "https://", "tcp://", "${")):
             findings.append(
@@ -170,9 +168,6 @@ class Milvus(VectorDestination):
         if findings:
             raise PlanError([f"{name}: {finding}" for finding in findings])
         self.vectors = vector_fields(vectors)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_client": None}
 
     def __repr__(self) -> str:
         return f"Milvus({self.target()!r})"
@@ -231,7 +226,7 @@ class Milvus(VectorDestination):
                 index.add_index(name, index_type="AUTOINDEX", metric_type=metric)
         try:
             client.create_collection(
-                self.collection, schema=schema, index_params=index, consistency_level="Strong", timeout=WRITE_S,
+                self.collection, schema=schema, index_params=index, consistency_level="Strong", timeout=VECTOR_WRITE_S,
                 properties={
                     _IDENTITY: uuid.uuid4().hex,
                     _REMEMBERED: msgspec.json.encode({n: f.remembered() for n, f in self.vectors.items()}).decode(),
@@ -289,14 +284,6 @@ class Milvus(VectorDestination):
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def open(self, context: DestinationContext) -> None:
-        self._client = self._connect()
-
-    def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         """Read what there is of the chunk's ids, and upsert what is newer: in one request, or as many as the chunk's
         size needs.
@@ -305,9 +292,7 @@ class Milvus(VectorDestination):
             ConnectionError: a request has no whole answer: it may have taken effect.
             Unavailable, Misconfigured: the server refuses all.
         """
-        if self._client is None:
-            raise Misconfigured(f"{self.target()}: write before open")
-        until = time.monotonic() + WRITE_S
+        until = self._begin_write()
         outcomes: list[Outcome | None] = [None] * len(chunk)
         rows = []
         for row in read_rows(chunk, self.vectors, outcomes):
@@ -319,7 +304,8 @@ class Milvus(VectorDestination):
             compared, winners = compare([row.delivery for row in rows], self._known(rows, until))
             for row, outcome in zip(rows, compared, strict=True):
                 outcomes[row.position] = outcome
-            for request in _requests([row for row in rows if winners.get(row.delivery.id) is row.delivery]):
+            last = [row for row in rows if winners.get(row.delivery.id) is row.delivery]
+            for request in split_by_size(last, _size, REQUEST_BYTES):
                 self._upsert(request, outcomes, until)
             crash.point("target.written")
         return [outcome or Outcome.ok() for outcome in outcomes]
@@ -367,10 +353,6 @@ class Milvus(VectorDestination):
                 vector = np.eye(1, field.dimensions, dtype=np.float32)[0]  # each entity has one: `vectors` says whose
             entity[name] = vector.astype(np.float16) if field.type == "float16" else vector
         return entity
-
-    def _check_time(self, until: float) -> None:
-        if time.monotonic() > until - REQUEST_S:
-            raise ConnectionError(f"{self.target()}: it is too slow")
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -458,14 +440,6 @@ class Milvus(VectorDestination):
             )
 
     @contextmanager
-    def _connection(self) -> Iterator[Any]:
-        client = self._connect()
-        try:
-            yield client
-        finally:
-            client.close()
-
-    @contextmanager
     def _translated_errors(self, *, sent: bool = False) -> Iterator[None]:
         """Translate the client's errors.
 
@@ -518,19 +492,9 @@ def _problem(row: VectorRow) -> str:
     return ""
 
 
-def _requests(rows: Sequence[VectorRow]) -> Iterator[list[VectorRow]]:
-    """Split rows into requests of at most ``REQUEST_BYTES``, as far as that can be told."""
-    request: list[VectorRow] = []
-    size = 0
-    for row in rows:
-        length = 600 + 2 * len(row.fields) + len(row.text or "") + 4 * sum(len(v) for v in row.vectors.values())
-        if request and size + length > REQUEST_BYTES:
-            yield request
-            request, size = [], 0
-        request.append(row)
-        size += length
-    if request:
-        yield request
+def _size(row: VectorRow) -> int:
+    """Return about how many bytes of a request a document takes."""
+    return 600 + 2 * len(row.fields) + len(row.text or "") + 4 * sum(len(v) for v in row.vectors.values())
 
 
 def _hit(found: Mapping[str, Any], metric: Metric) -> Hit:

@@ -22,7 +22,7 @@ from ferryman.destinations.base import (
     compare,
 )
 from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored, slices
+from ferryman.destinations.stored import Stored, slices, split_by_size
 from ferryman.destinations.vector_rows import (
     TOMBSTONE_S,
     VectorRow,
@@ -34,11 +34,12 @@ from ferryman.destinations.vector_rows import (
     stored_hash,
 )
 from ferryman.destinations.vectors import (
+    VECTOR_WRITE_S,
     Declaration,
     Metric,
     Scalar,
-    VectorDestination,
     VectorField,
+    VectorServer,
     Where,
     check_remembered,
     declaration_findings,
@@ -53,9 +54,6 @@ from ferryman.net.http import check_destination, expand_variables
 
 REQUEST_S: Final = 20
 """Time-out of a request."""
-
-WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
-"""Time that a ``write`` has, with all its requests."""
 
 REQUEST_BYTES: Final = 10 * limits.MIB
 """Largest size of a request with several points, as far as it can be told before: the server takes 32 MB."""
@@ -86,7 +84,7 @@ _INTEGERS: Final = range(-(1 << 63), 1 << 64)
 """Integers that the server keeps exactly."""
 
 
-class Qdrant(VectorDestination):
+class Qdrant(VectorServer):
     """Writes documents with vectors into a collection of Qdrant, which is made if it is not there.
 
     ``Qdrant("https://search.example.org:6333", "pages", vectors={"vector": 512}, api_key="${QDRANT_KEY}")`` keeps one
@@ -128,6 +126,7 @@ class Qdrant(VectorDestination):
     transactional = True
     compares_sequences = True
     keyed_by_id = True
+    request_s = REQUEST_S
 
     preferred_batch: ClassVar[int | None] = 500
     """About 4 MB with vectors of 512 numbers."""
@@ -136,7 +135,7 @@ class Qdrant(VectorDestination):
         stored="a point an id, with hash and sequence in `_ferryman`; of a delete an empty point for an hour",
         limits=(
             f"a request has some {REQUEST_BYTES >> 20} MiB at most, or one document",
-            f"a `write` has {WRITE_S:g} s",
+            f"a `write` has {VECTOR_WRITE_S:g} s",
             "integers from -2^63 to 2^64 - 1",
             "with the cosine the server stores vectors of length 1: `verify` does not compare vectors",
         ),
@@ -167,7 +166,6 @@ class Qdrant(VectorDestination):
         self.text = text
         self.payload_indexes = dict(payload_indexes or {})
         self.settings = dict(settings or {})
-        self._client: Any = None
         findings = list(declaration_findings(vectors))
         if not self.url.startswith(("http://", "https://", "${")):
             findings.append("the url is not an http or https URL")
@@ -181,9 +179,6 @@ class Qdrant(VectorDestination):
         if findings:
             raise PlanError([f"{name}: {finding}" for finding in findings])
         self.vectors = vector_fields(vectors)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_client": None}
 
     def __repr__(self) -> str:
         return f"Qdrant({self.target()!r})"
@@ -290,14 +285,6 @@ class Qdrant(VectorDestination):
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def open(self, context: DestinationContext) -> None:
-        self._client = self._connect()
-
-    def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         """One request, or as many as the chunk's size needs, then one that reads which points were refused.
 
@@ -305,16 +292,14 @@ class Qdrant(VectorDestination):
             ConnectionError: a request has no whole answer: it may have taken effect.
             Unavailable, Misconfigured: the server refuses all.
         """
-        if self._client is None:
-            raise Misconfigured(f"{self.target()}: write before open")
-        until = time.monotonic() + WRITE_S
+        until = self._begin_write()
         outcomes: list[Outcome | None] = [None] * len(chunk)
         rows = read_rows(chunk, self.vectors, outcomes)
         _, winners = compare([row.delivery for row in rows], {})
         last = [row for row in rows if winners[row.delivery.id] is row.delivery]
         operations = self._operations(last, outcomes)
         rows = [row for row in rows if outcomes[row.position] is None]
-        for request in _requests(operations):
+        for request in split_by_size(operations, _size, REQUEST_BYTES):
             self._send(request, outcomes, until)
         if operations:
             crash.point("target.written")
@@ -427,10 +412,6 @@ class Qdrant(VectorDestination):
             outcome = outcome_of(row.delivery, stored)
             outcomes[row.position] = outcome or Outcome.transient(f"{self.target()}: it was not stored")
 
-    def _check_time(self, until: float) -> None:
-        if time.monotonic() > until - REQUEST_S:
-            raise ConnectionError(f"{self.target()}: it is too slow")
-
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
@@ -501,14 +482,6 @@ class Qdrant(VectorDestination):
             key = None if self.api_key is None else expand_variables(str(self.api_key), self.target())
             headers = {"api-key": key} if key else None  # as api_key= it would warn of each connection without TLS
             return QdrantClient(url=url, headers=headers, timeout=REQUEST_S, check_compatibility=False)
-
-    @contextmanager
-    def _connection(self) -> Iterator[Any]:
-        client = self._connect()
-        try:
-            yield client
-        finally:
-            client.close()
 
     @contextmanager
     def _translated_errors(self, *, sent: bool = False) -> Iterator[None]:
@@ -583,20 +556,11 @@ def _path(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
 
 
-def _requests(operations: Sequence[tuple[VectorRow, Any]]) -> Iterator[list[tuple[VectorRow, Any]]]:
-    """Split operations into requests of at most ``REQUEST_BYTES``, as far as that can be told."""
-    request: list[tuple[VectorRow, Any]] = []
-    size = 0
-    for row, operation in operations:
-        numbers = sum(len(vector) for vector in row.vectors.values())
-        length = 600 + len(row.fields) + len(row.text or "") + 12 * numbers
-        if request and size + length > REQUEST_BYTES:
-            yield request
-            request, size = [], 0
-        request.append((row, operation))
-        size += length
-    if request:
-        yield request
+def _size(operation: tuple[VectorRow, Any]) -> int:
+    """Return about how many bytes of a request an operation takes."""
+    row, _ = operation
+    numbers = sum(len(vector) for vector in row.vectors.values())
+    return 600 + len(row.fields) + len(row.text or "") + 12 * numbers
 
 
 def _check_integers(value: Any) -> None:

@@ -6,14 +6,16 @@ from __future__ import annotations
 import datetime as dt
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
+
+_T = TypeVar("_T")
 
 
 class Stored(NamedTuple):
@@ -72,6 +74,21 @@ def slices(values: Iterable[str], size: int) -> Iterator[list[str]]:
     """Split values into lists of at most this size."""
     remaining = iter(values)
     while some := list(islice(remaining, size)):
+        yield some
+
+
+def split_by_size(rows: Iterable[_T], size_of: Callable[[_T], int], limit: int) -> Iterator[list[_T]]:
+    """Split rows into lists whose sizes add up to at most this limit; a row that is larger is alone."""
+    some: list[_T] = []
+    total = 0
+    for row in rows:
+        size = size_of(row)
+        if some and total + size > limit:
+            yield some
+            some, total = [], 0
+        some.append(row)
+        total += size
+    if some:
         yield some
 
 

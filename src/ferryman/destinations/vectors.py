@@ -14,13 +14,16 @@ nothing, a late one is stale, also after a delete. ``ferryman.testing.vectors`` 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from ferryman.destinations.base import Delivery, Destination, Outcome, printable_id
+from ferryman import limits
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Outcome, printable_id
 from ferryman.destinations.queries import Hit
 from ferryman.document import is_text
 from ferryman.errors import BadDocument, Misconfigured, UsageError, safe_repr
@@ -38,6 +41,9 @@ Where = Mapping[str, Scalar | Sequence[Scalar]]
 
 Filter = Mapping[str, tuple[Scalar, ...]]
 """Filter as ``read_filter`` returns it."""
+
+VECTOR_WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
+"""Seconds that a ``write`` to a server has, with all its requests."""
 
 MOST_DIMENSIONS: Final = 16_000
 """Dimensions that any of the stores can hold."""
@@ -266,6 +272,58 @@ class VectorDestination(Destination):
         The arguments and errors are those of ``nearest``, and ``has_full_text`` says whether a store can do it.
         """
         raise NotImplementedError
+
+
+class VectorServer(VectorDestination):
+    """Base of vector stores that are servers with a client: connections, and the time that a ``write`` may take.
+
+    Attributes:
+        request_s: time-out of a request, in seconds.
+    """
+
+    request_s: ClassVar[float]
+    _client: Any = None
+
+    def _connect(self) -> Any:
+        """Return a client, with a ``close``.
+
+        Raises:
+            Unavailable, Misconfigured: the server does not answer, or refuses.
+        """
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_client": None}
+
+    def open(self, context: DestinationContext) -> None:
+        self._client = self._connect()
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        client = self._connect()
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def _begin_write(self) -> float:
+        """Return the time until which all requests of a ``write`` must have begun."""
+        if self._client is None:
+            raise Misconfigured(f"{self.target()}: write before open")
+        return time.monotonic() + VECTOR_WRITE_S - self.request_s
+
+    def _check_time(self, until: float) -> None:
+        """
+        Raises:
+            ConnectionError: there is no time for another request.
+        """
+        if time.monotonic() > until:
+            raise ConnectionError(f"{self.target()}: it is too slow")
 
 
 def read_question(vectors: Mapping[str, VectorField], field: str, vector: Any) -> np.ndarray[Any, Any]:
