@@ -44,6 +44,7 @@ OTHERS = (
     "serve",
     "queue",
     "remembered",
+    "verify",
     "kafka",
     "flow",
     "combine",
