@@ -32,7 +32,8 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
     def bare() -> None:
         [ledger] = state.glob("*/ledger")
-        read = duckdb.sql(f"SELECT {_LEDGER} FROM read_parquet('{ledger}/**/*.parquet')").to_arrow_reader(100_000)
+        query = f"SELECT {_LEDGER} FROM read_parquet('{ledger}/**/*.parquet')"
+        read = duckdb.connect().execute(query).to_arrow_reader(100_000)
         assert sum(batch.num_rows for batch in read) >= sizes.documents
         with sqlite3.connect(state / "ours.db") as db:
             cursor = db.execute("SELECT * FROM documents")
