@@ -34,6 +34,7 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
         [ledger] = state.glob("*/ledger")
         query = f"SELECT {_LEDGER} FROM read_parquet('{ledger}/**/*.parquet')"
         read = duckdb.connect().execute(query).to_arrow_reader(100_000)
+        assert read is not None
         assert sum(batch.num_rows for batch in read) >= sizes.documents
         with sqlite3.connect(state / "ours.db") as db:
             cursor = db.execute("SELECT * FROM documents")
