@@ -11,15 +11,15 @@ import struct
 from typing import Final, NamedTuple
 
 
-class NotSent(enum.Enum):
+class OmittedValue(enum.Enum):
     """Marker for a value that was stored out of line (TOAST) and not changed, so that it is not in the message."""
 
-    NOT_SENT = "not sent"
+    OMITTED = "omitted"
 
 
-NOT_SENT: Final = NotSent.NOT_SENT
+OMITTED: Final = OmittedValue.OMITTED
 
-Value = bytes | None | NotSent
+Value = bytes | None | OmittedValue
 """Text of a value in the server's encoding of this session; None: NULL."""
 
 
@@ -150,7 +150,7 @@ def _row(data: bytes, at: int) -> tuple[tuple[Value, ...], int]:
         elif kind == b"n":
             values.append(None)
         elif kind == b"u":
-            values.append(NOT_SENT)
+            values.append(OMITTED)
         else:
             raise ValueError(f"an unknown kind of value: {kind!r}")
     return tuple(values), at

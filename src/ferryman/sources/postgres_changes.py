@@ -29,7 +29,7 @@ from ferryman.document import Document
 from ferryman.errors import Misconfigured, UsageError
 from ferryman.net import databases
 from ferryman.sources.base import Bookmark, Complete, Detect, Listed, Note, Retained, Source
-from ferryman.sources.pgoutput import NOT_SENT, RowChange, TableShape, TransactionBegin, Truncation, decode
+from ferryman.sources.pgoutput import OMITTED, RowChange, TableShape, TransactionBegin, Truncation, decode
 from ferryman.sources.postgres_server import (
     FETCHED,
     FollowedTable,
@@ -396,8 +396,8 @@ class PostgresChanges(Source):
             return ""
         return (
             f"replication slot {slot.name} holds {slot.held_bytes // limits.MIB} MiB of the server's log, more than "
-            f"{self.max_held_bytes // limits.MIB} MiB (max_held_bytes). Run the plan more often, or drop what nobody reads: "
-            "`ferryman plan remove PLAN`"
+            f"{self.max_held_bytes // limits.MIB} MiB (max_held_bytes). Run the plan more often, or drop what "
+            "nobody reads: `ferryman plan remove PLAN`"
         )
 
 
@@ -541,10 +541,10 @@ class ChangeReader:
             yield Document.deleted(rows.id(old))
             return
         if old is not None and change.old_is_whole:
-            new = tuple(before if value is NOT_SENT else value for value, before in zip(new, old, strict=True))
+            new = tuple(before if value is OMITTED else value for value, before in zip(new, old, strict=True))
         if old is not None and (before := rows.id(old)) != rows.id(new):
             yield Document.deleted(before)
-        if NOT_SENT in new:
+        if OMITTED in new:
             self._must_read = True
             yield PendingRow(rows, tuple(text_of(new[at]) for at in rows.key))
         else:

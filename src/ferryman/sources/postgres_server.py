@@ -40,6 +40,10 @@ _TYPED: Final = (
 """Types whose values become JSON values, also in arrays; those of all others are the server's text."""
 
 
+_TEXTS: Final = ("text", "varchar", "bpchar", "name", "uuid", "inet", "cidr")
+"""Types whose values are text in JSON, too; arrays of them become arrays."""
+
+
 class FollowedTable(NamedTuple):
     """Table of the plan, as the server has it now."""
 
@@ -468,6 +472,9 @@ class Session:
             info = types[name]
             for oid in (info.oid, info.array_oid):
                 self._loaders[oid] = transformer.get_loader(oid, pq.Format.TEXT).load
+        for name in _TEXTS:
+            oid = types[name].array_oid
+            self._loaders[oid] = transformer.get_loader(oid, pq.Format.TEXT).load
 
 
 def _cancel(connection: psycopg.Connection[Any]) -> None:
