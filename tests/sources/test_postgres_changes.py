@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,10 @@ from tests.servers.postgres import PostgresServer
 from tests.support.plan_world import Interrupted, PlanWorld, Until, place, trial
 from tests.support.previewed import previewed
 
-from ferryman.errors import Misconfigured, UsageError
+from ferryman.document import Document
+from ferryman.errors import Misconfigured, TransientError, Unavailable, UsageError
+from ferryman.operations import remove_retained
+from ferryman.plan import Plan
 from ferryman.sources import PostgresChanges
 from ferryman.sources import postgres_changes as module
 from ferryman.sources import postgres_server as server_module
@@ -595,3 +599,113 @@ def test_a_preview_makes_nothing_and_moves_nothing(shop: Shop) -> None:
 def test_arguments_that_cannot_be_meant(make: Any) -> None:
     with pytest.raises(UsageError):
         make()
+
+
+# --- what is said, and what is left ---
+
+
+def test_status_names_the_slot_and_what_it_holds(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+    items(shop)
+    shop.follow("items", max_held_bytes=1).run()
+    shop.query("CREATE TABLE busy (filler text)")
+    shop.query("INSERT INTO busy SELECT repeat('x', 1000) FROM generate_series(1, 2000)")
+    [kept] = shop.world.status()["retained"]["docs"]
+    assert kept["place"].startswith(
+        f"replication slot {shop.slot} and publication {shop.slot} at postgresql+psycopg://"
+    )
+    assert "not-so-secret" not in kept["place"]
+    assert kept["bytes"] > 2_000_000
+    assert "of the server's log, more than 0 MiB (max_held_bytes)" in kept["warning"]
+    assert any("(max_held_bytes)" in message for message in shop.run().messages)
+
+
+def test_a_server_that_is_away(shop: Shop, postgres: PostgresServer) -> None:
+    items(shop)
+    shop.follow("items").run()
+    postgres.stop()
+    try:
+        assert shop.run().exit == 4
+        assert "retained" not in shop.world.status()
+        with pytest.raises(Unavailable):
+            remove_retained(shop.world.plan, state=shop.world.state)
+    finally:
+        postgres.start()
+    shop.query("UPDATE items SET name = 'x' WHERE id = 1")
+    assert shop.run().exit == 0
+    assert names(shop) == rows(shop)
+
+
+def test_what_a_plan_leaves_is_named_and_removed(shop: Shop) -> None:
+    items(shop)
+    shop.follow("items").run()
+    slot = shop.slot
+    [kept] = remove_retained(shop.world.plan, state=shop.world.state)
+    assert slot in kept.place
+    assert (shop.slots(), shop.query("SELECT * FROM pg_publication")) == ({}, [])
+    assert remove_retained(shop.world.plan, state=shop.world.state) == []
+    summary = shop.run()
+    assert (summary.exit, any("was dropped" in message for message in summary.messages)) == (4, True)
+
+
+def test_a_new_version_of_the_plan_goes_on_with_the_slot(shop: Shop) -> None:
+    items(shop)
+    shop.follow("items").run()
+    slot = shop.slot
+    newer = shop.world.make_plan(source=PostgresChanges(shop.database.url, "items", max_deleted=1.0))
+    newer.version = 2
+    shop.query("UPDATE items SET name = 'x' WHERE id = 1")
+    shop.world.run(newer, from_version=1, wait=0)
+    assert names(shop) == rows(shop)
+    assert list(shop.slots()) == [slot]
+    assert len(shop.world.out().lines()) == 6
+
+
+def test_two_plans_have_a_slot_each(shop: Shop) -> None:
+    items(shop)
+    shop.follow("items").run()
+    plan = Plan("another", version=1)
+    plan.source("docs", PostgresChanges(shop.database.url, "items")).destination("out", shop.world.out("second"))
+    shop.world.run(plan, wait=0)
+    assert len(shop.slots()) == 2
+    shop.query("DELETE FROM items WHERE id = 1")
+    shop.run()
+    shop.world.run(plan, wait=0)
+    assert "-1" in shop.world.arrived("second")
+    assert names(shop) == rows(shop)
+
+
+def test_a_document_that_waits_is_deleted_with_its_row(shop: Shop) -> None:
+    """Its content is kept in the state, and does not count as listed when its table is copied."""
+    items(shop, 3)
+    ready = shop.world.folder / "ready"
+
+    def work(doc: Document) -> Document:
+        if doc.id in ("items/1", "items/2") and not ready.exists():
+            raise TransientError("not yet")
+        return doc
+
+    shop.query("CREATE TABLE more (id int PRIMARY KEY, name text)")
+    shop.follow("items", "more", steps=(work,)).run()
+    assert set(shop.found()) == {"items/3"}
+    shop.query("TRUNCATE items; INSERT INTO items VALUES (2, 'item 2')")
+    shop.run()
+    ready.touch()
+    shop.world.retry()
+    shop.run()
+    assert names(shop) == {"items/2": "item 2"}
+
+
+@pytest.mark.parametrize("count", [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_a_large_transaction_in_bounded_memory(shop: Shop, count: int) -> None:
+    """What the source holds of it does not grow with its number of rows."""
+    items(shop, 1)
+    shop.follow("items").run()
+    shop.query("INSERT INTO items SELECT i, repeat('x', 100) FROM generate_series(2, %s) i", count)
+    source = shop.source
+    source.begin_scan("x", shop.bookmarks())
+    [partition] = source.partitions_after(shop.bookmarks())
+    tracemalloc.start()
+    seen = sum(isinstance(entry, Document) for entry in source.listing(partition))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (seen, peak < 4_000_000) == (count - 1, True), peak

@@ -163,8 +163,11 @@ class SourceComparison:
         self._within = [] if listing.is_complete else listing.complete_within
         self.finds_missing = bool(listing.is_complete or self._within) and not wanted.only_pending
         self._others = conflicting_sources
-        self.paths = [p.path for p in listing.parts if p.rows]
-        self._starts = np.cumsum([0, *(p.rows for p in listing.parts if p.rows)])
+        parts = [p for p in listing.parts if p.rows and not (p.is_complete is None and listing.is_complete)]
+        self.paths = [p.path for p in parts]
+        self._kept = {p.path for p in parts if p.is_complete is None}
+        """Files of documents that were listed earlier: of those, one that would have been listed again is gone."""
+        self._starts = np.cumsum([0, *(p.rows for p in parts)])
         self._rows = int(self._starts[-1])
         self.duplicates = 0
         self.examples: list[str] = []
@@ -249,7 +252,8 @@ class SourceComparison:
             conflicting = " UNION ALL ".join(theirs)
         listed = "SELECT 0::UBIGINT AS h, h AS v, h AS f WHERE false"
         if self.paths:
-            listed = f"SELECT id AS h, version AS v, {listed_print} AS f FROM {_rows_of(self.paths)}"
+            columns = f"id AS h, version AS v, {listed_print} AS f"
+            listed = " UNION ALL ".join(f"SELECT {columns} FROM {rows}" for rows in self._listed_rows(self.paths))
         known = (
             f"SELECT document AS h, version AS v, {known_print} AS f, wave, {flags} AS flags "
             f"FROM documents WHERE source = {quote(self.name)}"
@@ -292,7 +296,8 @@ class SourceComparison:
     def _listed(self) -> Iterator[pa.RecordBatch]:
         for path, start in zip(self.paths, self._starts.tolist(), strict=False):
             columns = f"id, row + {start}, id, version, fingerprint, refused IS NOT NULL, deleted"
-            query = f"SELECT {columns} FROM {_rows_of([path])}"
+            [rows] = self._listed_rows([path])
+            query = f"SELECT {columns} FROM {rows}"
             yield from stream(self._db, query, _LISTED, self._rows)
 
     def _known(self) -> Iterator[pa.RecordBatch]:
@@ -405,6 +410,15 @@ class SourceComparison:
             f"WHEN l.version IS NOT NULL THEN '{Reason.CHANGED}' {trusted} "
             f"ELSE '{Reason.LOOK}' END"
         )
+
+    def _listed_rows(self, paths: list[str]) -> list[str]:
+        """Return relations, as SQL, of the rows of these files that count as listed."""
+        if not self._within or not self._kept.intersection(paths):
+            return [_rows_of(paths)]
+        kept = [path for path in paths if path in self._kept]
+        rows = [f"{_rows_of(kept)} WHERE NOT {self._is_within('id')}"]
+        others = [path for path in paths if path not in self._kept]
+        return [*rows, _rows_of(others)] if others else rows
 
     def _is_within(self, column: str) -> str:
         """Return SQL that tests whether a document would have been listed if it existed."""
