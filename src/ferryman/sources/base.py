@@ -331,6 +331,13 @@ def key_of(id: str) -> str:
     return unquote_to_bytes(id).decode("utf-8", "surrogateescape") if "%" in id else id
 
 
+def id_of_columns(texts: list[str]) -> str:
+    """Return the id of a row by the texts of its key's columns: the text itself, or several joined with ``/``."""
+    if len(texts) == 1:
+        return texts[0]
+    return "/".join(text.replace("%", "%25").replace("/", "%2F") for text in texts)
+
+
 def id_of_text(text: str) -> str:
     """Return the id of a document that has a name of its own (a key of a table, a URL); ``text_of`` is the inverse.
 

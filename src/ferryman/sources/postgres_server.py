@@ -11,7 +11,7 @@ from ferryman.document import Document
 from ferryman.errors import Misconfigured, TransientError, Unavailable
 from ferryman.net import databases
 from ferryman.net.faults import database_fault
-from ferryman.sources.base import Listed
+from ferryman.sources.base import Listed, id_of_columns
 from ferryman.sources.pgoutput import Value
 from ferryman.sources.sql import json_value, load_json
 
@@ -110,10 +110,7 @@ class RowsOfTable:
 
     def id(self, values: Sequence[Value]) -> str:
         """Return the id of a row, of which at least the key is given."""
-        parts = [text_of(values[at]) for at in self.key]
-        if len(parts) > 1:
-            parts = [part.replace("%", "%25").replace("/", "%2F") for part in parts]
-        return f"{self.table.within}{'/'.join(parts)}"
+        return self.table.within + id_of_columns([text_of(values[at]) for at in self.key])
 
     def document(self, values: Sequence[Value]) -> Listed | Document:
         """Return the document of a row; refused if a value has no form in JSON."""
