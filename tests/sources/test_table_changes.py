@@ -181,9 +181,9 @@ def test_a_table_without_the_feed_is_refused(trial: PlanWorld) -> None:
     table = pa.table({"id": [1]})
     deltalake.write_deltalake(str(trial.folder / "plain"), table)
     with pytest.raises(Misconfigured, match="has no change data feed: ALTER TABLE"):
-        TableChanges(str(trial.folder / "plain")).check()
+        list(TableChanges(str(trial.folder / "plain")).listing(None))
     with pytest.raises(Misconfigured, match="none"):
-        TableChanges(str(trial.folder / "none")).check()
+        list(TableChanges(str(trial.folder / "none")).listing(None))
     with pytest.raises(UsageError, match="on_lost='go'"):
         TableChanges("x", on_lost="go")  # type: ignore[arg-type]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
 
@@ -41,23 +41,6 @@ class TableVersion(msgspec.Struct, frozen=True):
     table: str
     """Id of the table: one that is made again at the same place has another."""
     version: int
-
-
-class WholeTable(NamedTuple):
-    """Partition: all rows of a version."""
-
-    table: str
-    version: int
-    why: str = ""
-    """Why it is read whole although it was read before."""
-
-
-class VersionRange(NamedTuple):
-    """Partition: changes of the versions first … last."""
-
-    table: str
-    first: int
-    last: int
 
 
 class TableChanges(Source):
@@ -123,56 +106,55 @@ class TableChanges(Source):
 
     def check(self) -> None:
         """Raises:
-        Misconfigured: there is no such table, or it has no change data feed.
-        Unavailable: its store does not answer.
+        Misconfigured: delta-rs is not installed.
         """
         if why := self.not_installed():
             raise Misconfigured(why)
-        self._check_feed(self._open())
 
     def partitions(self) -> list[Any]:
         return self.partitions_after({})
 
     def partitions_after(self, bookmarks: Mapping[str, Any]) -> list[Any]:
+        return [bookmarks.get(TABLE)]  # the table is opened by workers only: delta-rs does not survive a fork
+
+    def listing(self, partition: dict[str, Any] | None) -> Iterator[Listed | Document | Bookmark | Complete | Note]:
+        """Yield what changed since the bookmark, or all rows.
+
+        Raises:
+            Misconfigured: there is no such table, it has no feed, or changes are lost.
+            Unavailable: its store does not answer.
+        """
         found = self._open()
         self._check_feed(found)
-        table, version = str(found.metadata().id), found.version()
-        known = bookmarks.get(TABLE)
-        if known is None:
-            return [WholeTable(table, version)]
-        last = msgspec.convert(known, TableVersion)
-        if last.table == table and last.version == version:
-            return []
-        if why := self._lost(found, table, last):
+        now = TableVersion(str(found.metadata().id), found.version())
+        bookmark = Bookmark(TABLE, msgspec.to_builtins(now))
+        last = None if partition is None else msgspec.convert(partition, TableVersion)
+        if last == now:
+            return
+        if last is not None and (why := self._lost(found, now, last)):
             if self.on_lost == "stop":
                 raise Misconfigured(
                     f"table {self.place()}: {why}. What changed since version {last.version} would be missing. To go "
                     "on, give the source on_lost='compare': it reads the table whole, and deletes the documents of "
                     "rows that are gone"
                 )
-            return [WholeTable(table, version, why)]
-        return [VersionRange(table, last.version + 1, version)]
-
-    def listing(self, partition: WholeTable | VersionRange) -> Iterator[Listed | Document | Bookmark | Complete | Note]:
-        match partition:
-            case WholeTable(table, version, why):
-                if why:
-                    yield Note(f"{why}: the table is read whole")
-                yield from self._all_rows(version)
-                yield Complete("", Bookmark(TABLE, msgspec.to_builtins(TableVersion(table, version))))
-            case VersionRange(table, first, last):
-                found = self._open(last)
-                for version in range(first, last + 1):
-                    yield from self._changes(found, version)
-                yield Bookmark(TABLE, msgspec.to_builtins(TableVersion(table, last)))
+            yield Note(f"{why}: the table is read whole")
+            last = None
+        if last is None:
+            yield from self._all_rows(found)
+            yield Complete("", bookmark)
+            return
+        for version in range(last.version + 1, now.version + 1):
+            yield from self._changes(found, version)
+        yield bookmark
 
     # --- the table ----------------------------------------------------------------------------------------------------
 
-    def _open(self, version: int | None = None) -> DeltaTable:
+    def _open(self) -> DeltaTable:
         from deltalake import DeltaTable
 
         with self._translated_errors():
-            return DeltaTable(self.table, version=version, storage_options=self.options or None)
+            return DeltaTable(self.table, storage_options=self.options or None)
 
     def _check_feed(self, found: DeltaTable) -> None:
         if str(found.metadata().configuration.get(_FEED, "")).lower() != "true":
@@ -181,14 +163,14 @@ class TableChanges(Source):
                 "read it as a DataFrame, which compares all rows"
             )
 
-    def _lost(self, found: DeltaTable, table: str, last: TableVersion) -> str:
+    def _lost(self, found: DeltaTable, now: TableVersion, last: TableVersion) -> str:
         """Return why the feed does not tell what changed since a version; "": it does."""
-        if last.table != table:
+        if last.table != now.table:
             return "it was made again"
-        if last.version > found.version():
-            return f"it is at version {found.version()} now, before the one that was read: it was put back"
+        if last.version > now.version:
+            return f"it is at version {now.version} now, before the one that was read: it was put back"
         try:
-            reader = found.load_cdf(starting_version=last.version + 1, ending_version=found.version())
+            reader = found.load_cdf(starting_version=last.version + 1, ending_version=now.version)
             del reader  # its files are not read before it is asked for batches
             self._look_for_files(found, last.version + 1)
         except FileNotFoundError as e:
@@ -218,11 +200,11 @@ class TableChanges(Source):
     def _feed(self, found: DeltaTable, version: int) -> Iterator[pa.RecordBatch]:
         return _plain_batches(found.load_cdf(starting_version=version, ending_version=version))
 
-    def _all_rows(self, version: int) -> Iterator[Listed | Document]:
+    def _all_rows(self, found: DeltaTable) -> Iterator[Listed | Document]:
         from deltalake import QueryBuilder
 
         with self._translated_errors():
-            query = QueryBuilder().register("followed", self._open(version)).execute("SELECT * FROM followed")
+            query = QueryBuilder().register("followed", found).execute("SELECT * FROM followed")
             yield from self._documents(_plain_batches(query), Document.of)
 
     def _changes(self, found: DeltaTable, version: int) -> Iterator[Listed | Document]:
