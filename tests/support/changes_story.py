@@ -1,9 +1,10 @@
 """A program to kill: a plan follows two tables of PostgreSQL into SQLite.
 
 ``story`` goes through four rounds of changes, a round of which is applied once, however often the program is started
-again; at the end it says what arrived. ``run`` only runs the plan, for a test that changes the tables itself.
+again; at the end it says what arrived. ``run`` only runs the plan, for a test that changes the tables itself, and
+``remove`` removes what it left on the server.
 
-``python -m tests.support.changes_story story|run FOLDER URL``
+``python -m tests.support.changes_story story|run|remove FOLDER URL``
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import psycopg
 
 from ferryman.destinations import Sql
+from ferryman.operations import remove_retained
 from ferryman.plan import Plan
 from ferryman.sources import PostgresChanges, postgres_changes
 from tests.support.plan_world import run_plan
@@ -118,5 +120,10 @@ def story(folder: Path, url: str) -> None:
     sys.stdout.write(json.dumps([summary.exit, indexed(folder) == rows(url), doubles(folder), *slots]))
 
 
+def remove(folder: Path, url: str) -> None:
+    for kept in remove_retained(build(folder, url), state=folder / "state"):
+        sys.stdout.write(kept.place)
+
+
 if __name__ == "__main__":
-    {"story": story, "run": run}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])
+    {"story": story, "run": run, "remove": remove}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])
