@@ -25,7 +25,7 @@ pytestmark = pytest.mark.server
 POINTS = {"changes.published": 7, "changes.slot": 1, "changes.advanced": 7, "changes.copied": 4, "changes.released": 7}
 """Points of ``PostgresChanges`` -> how often the story comes to them at least."""
 
-OFTEN = {("changes.slot", 1), ("changes.copied", 1), ("changes.released", 2)}
+OFTEN = {("changes.copied", 2)}
 """Kills of the short tests."""
 
 OTHERS = ("scan.listed", "memory.written", "commit.ready", "wave.logged", "settle.closed")

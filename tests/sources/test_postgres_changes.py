@@ -235,6 +235,7 @@ def test_lost_changes_are_loud_and_there_is_a_way_on(shop: Shop, loss: str) -> N
     assert not any(id.startswith("more/") for id in shop.found())
 
 
+@pytest.mark.slow
 def test_a_slot_that_fell_too_far_behind(shop: Shop, postgres: PostgresServer) -> None:
     items(shop)
     shop.query("CREATE TABLE busy (n int, filler text)")
@@ -660,6 +661,7 @@ def test_a_new_version_of_the_plan_goes_on_with_the_slot(shop: Shop) -> None:
     assert len(shop.world.out().lines()) == 6
 
 
+@pytest.mark.slow
 def test_two_plans_have_a_slot_each(shop: Shop) -> None:
     items(shop)
     shop.follow("items").run()
@@ -674,6 +676,7 @@ def test_two_plans_have_a_slot_each(shop: Shop) -> None:
     assert names(shop) == rows(shop)
 
 
+@pytest.mark.slow
 def test_a_document_that_waits_is_deleted_with_its_row(shop: Shop) -> None:
     """Its content is kept in the state, and does not count as listed when its table is copied."""
     items(shop, 3)
@@ -695,7 +698,7 @@ def test_a_document_that_waits_is_deleted_with_its_row(shop: Shop) -> None:
     assert names(shop) == {"items/2": "item 2"}
 
 
-@pytest.mark.parametrize("count", [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_a_large_transaction_in_bounded_memory(shop: Shop, count: int) -> None:
     """What the source holds of it does not grow with its number of rows."""
     items(shop, 1)
@@ -709,3 +712,110 @@ def test_a_large_transaction_in_bounded_memory(shop: Shop, count: int) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (seen, peak < 4_000_000) == (count - 1, True), peak
+
+
+# --- as a stranger would have it ---
+
+
+def test_changes_that_were_not_published_are_found_by_a_copy(shop: Shop) -> None:
+    items(shop)
+    shop.query("CREATE TABLE more (id int PRIMARY KEY, name text); INSERT INTO more VALUES (1, 'one')")
+    shop.follow("items", "more").run()
+    shop.query(f"ALTER PUBLICATION {shop.slot} DROP TABLE items")
+    shop.query("UPDATE items SET name = 'unpublished' WHERE id = 1; DELETE FROM items WHERE id = 2")
+    assert shop.run().exit == 0
+    assert names(shop) == {**{f"items/{id}": n for id, n in rows(shop).items()}, "more/1": "one"}
+    shop.query(f"DROP PUBLICATION {shop.slot}")
+    shop.query("UPDATE items SET name = 'again' WHERE id = 1; UPDATE more SET name = 'two'")
+    shop.run()
+    shop.run()
+    assert names(shop) == {**{f"items/{id}": n for id, n in rows(shop).items()}, "more/1": "two"}
+
+
+def test_a_publication_that_leaves_out_deletes_is_refused(shop: Shop) -> None:
+    items(shop)
+    shop.query(f"CREATE PUBLICATION mine_{shop.database.name} FOR TABLE items WITH (publish = 'insert, update')")
+    shop.follow("items", publication=f"mine_{shop.database.name}").run()
+    assert any("leaves out some kinds of changes" in message for message in shop.world.watch.messages)
+    shop.query(f"DROP PUBLICATION mine_{shop.database.name}; CREATE TABLE other (id int)")
+    shop.query(f"CREATE PUBLICATION mine_{shop.database.name} FOR TABLE other")
+    shop.run()
+    assert any("does not have table items: ALTER PUBLICATION" in message for message in shop.world.watch.messages)
+
+
+def test_a_user_with_few_rights(shop: Shop) -> None:
+    user = f"reader_{shop.database.name}"
+    items(shop)
+    shop.query(
+        f"CREATE ROLE {user} LOGIN PASSWORD 'secret-{user}'; GRANT USAGE ON SCHEMA {shop.database.name} TO {user}"
+    )
+    url = shop.database.url.replace("postgres:not-so-secret@", f"{user}:secret-{user}@")
+    name = f"mine_{shop.database.name}"
+    shop.world.build(source=PostgresChanges(url, "items", publication=name, max_deleted=1.0))
+    steps = [
+        (f"CREATE PUBLICATION {name} FOR TABLE items", "there is no publication"),
+        (f"ALTER ROLE {user} REPLICATION", "permission denied to use replication slots"),
+        (f"GRANT SELECT ON items TO {user}", "permission denied for table items"),
+    ]
+    for statement, why in steps:
+        summary = shop.run()
+        assert (summary.exit, any(why in message for message in summary.messages)) == (4, True), summary.messages
+        assert not any(f"secret-{user}" in message for message in summary.messages)
+        shop.query(statement)
+    assert shop.run().exit == 0
+    shop.query("UPDATE items SET name = 'x' WHERE id = 1")
+    shop.run()
+    assert names(shop) == rows(shop)
+    shop.query(f"DROP OWNED BY {user}; DROP ROLE {user}")
+
+
+def test_odd_names(shop: Shop) -> None:
+    table = '"Odd %s {} \'s "" Näme"'
+    shop.query(f'CREATE TABLE {table} ("Id %" text PRIMARY KEY, "a ""b"" {{}} %s" text, body text)')
+    shop.query(f"ALTER TABLE {table} ALTER body SET STORAGE EXTERNAL")
+    key = "%s {} ' \\ %(x)s"
+    with psycopg.connect(shop.database.url) as connection:
+        insert: Any = f"INSERT INTO {table.replace('%', '%%')} VALUES (%s, %s, repeat('y', 20000))"
+        connection.execute(insert, [key, "value"])
+    shop.follow(table)
+    assert shop.run().exit == 0
+    shop.query(f'UPDATE {table} SET "a ""b"" {{}} %s" = \'changed\'')
+    assert shop.run().exit == 0
+    [(id, fields)] = shop.found().items()
+    assert (id, fields['a "b" {} %s'], len(fields["body"])) == (key, "changed", 20000)
+
+
+@pytest.mark.slow
+def test_a_database_with_another_encoding(shop: Shop, postgres: PostgresServer) -> None:
+    name = f"latin_{shop.database.name}"
+    shop.query(f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    url = postgres.url_of(name)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute('CREATE TABLE items (id text PRIMARY KEY, "Größe" text)')
+        connection.execute("INSERT INTO items VALUES ('é', 'ü')")
+        shop.world.build(source=PostgresChanges(url, "items"))
+        shop.run()
+        connection.execute("""UPDATE items SET "Größe" = 'ß'""")
+        shop.run()
+        assert {id: fields["Größe"] for id, fields in shop.found().items()} == {"é": "ß"}
+        remove_retained(shop.world.plan, state=shop.world.state)
+    shop.query(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_somebody_who_reads_from_the_slot_right_now(shop: Shop) -> None:
+    items(shop)
+    shop.follow("items").run()
+    shop.query("UPDATE items SET name = 'x' WHERE id = 1")
+    publication = f'"{shop.slot}"'
+    other = psycopg.connect(shop.database.url, autocommit=True, replication="database")
+    options = f"(proto_version '1', publication_names '{publication}')"
+    other.pgconn.send_query(f"START_REPLICATION SLOT {shop.slot} LOGICAL 0/0 {options}".encode())
+    while shop.query("SELECT active FROM pg_replication_slots") == [(False,)]:
+        pass
+    summary = shop.run()
+    assert (summary.exit, any("it is tried again" in message for message in summary.messages)) == (4, True)
+    other.pgconn.finish()
+    while shop.query("SELECT active FROM pg_replication_slots") == [(True,)]:
+        pass
+    assert shop.run().exit == 0
+    assert names(shop) == rows(shop)

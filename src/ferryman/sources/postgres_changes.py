@@ -83,6 +83,8 @@ class CopiedTable(msgspec.Struct, frozen=True, omit_defaults=True):
     """Number of ``copy=`` when it was copied."""
     stale: str = ""
     """Why it must be copied again."""
+    member: int = 0
+    """See ``PublishedTable``: what changed while it was not published is not in the log."""
 
 
 class TableCopies(NamedTuple):
@@ -195,6 +197,8 @@ class PostgresChanges(Source):
         self._prepared: _Prepared | None = None
         self._tried: set[str] = set()
         """Tables that scans of this run have copied, whether or not their bookmarks count."""
+        self._waiting: set[str] = set()
+        """Tables that had to be copied when the last scan began."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prepared": None, "_tried": set()}
@@ -257,26 +261,28 @@ class PostgresChanges(Source):
 
     def partitions_after(self, bookmarks: Mapping[str, Any]) -> list[Any]:
         known, prepared = _slot_position(bookmarks), self._prepared
+        name = prepared.slot if prepared else known.slot if known else ""
+        publication = self.publication or name or None
         with self._session() as session:
-            tables, system = session.tables(self._wanted(), self.publication), session.system()
-            name = prepared.slot if prepared else known.slot if known else ""
+            tables, system = session.tables(self._wanted(), publication), session.system()
             start = prepared.position if prepared else known.position if known else 0
             end = max(start, session.flushed()) if name else 0
         reset = {} if prepared and prepared.is_reset else bookmarks
         copied = {t.name: _copied_table(reset.get(f"{_TABLE}{t.name}")) for t in tables}
         to_copy = [t for t in tables if _must_copy(t, copied[t.name])]
         chosen = self._choose(to_copy)
+        self._waiting = {t.name for t in to_copy}
         followed = tuple((t, at) for t in tables if t not in to_copy and (at := copied[t.name]) is not None)
-        ids = {f"{_TABLE}{name}": f"{name}/" for name in self._names_in(bookmarks) - {t.name for t in tables}}
+        removed = tuple(sorted(f"{_TABLE}{name}" for name in self._names_in(bookmarks) - set(self.tables)))
         outdated = tuple(f"{_TABLE}{t.name}" for t in to_copy if reset is not bookmarks)
         found: list[Any] = []
-        if ids or outdated:
-            found.append(Leftovers(tuple(sorted(ids)), outdated))
+        if removed or outdated:
+            found.append(Leftovers(removed, outdated))
         if chosen:
             found.append(TableCopies(tuple(chosen), name or "ferryman"))
         if name:
             is_new = prepared is not None and prepared.is_new
-            found.append(ChangeRange(followed, system, name, self.publication or name, start, end, is_new))
+            found.append(ChangeRange(followed, system, name, str(publication), start, end, is_new))
         return found
 
     def end_scan(self, bookmarks: Mapping[str, Any]) -> bool:
@@ -287,7 +293,7 @@ class PostgresChanges(Source):
                     session.advance(known.slot, found, known.position)
                     crash.point("changes.released")
         copied = {name: _copied_table(bookmarks.get(f"{_TABLE}{name}")) for name in self.tables}
-        left = {name for name, at in copied.items() if at is None or at.stale} - self._tried
+        left = (self._waiting | {name for name, at in copied.items() if at is None or at.stale}) - self._tried
         if not left:
             self._tried.clear()
         return bool(left)
@@ -335,7 +341,7 @@ class PostgresChanges(Source):
                 rows = RowsOfTable(table, session.loaders)
                 for values in session.copy(table, table.where):
                     yield rows.document([None if v is None else v.encode() for v in values])
-                copied = CopiedTable(table.oid, table.key, position, table.number)
+                copied = CopiedTable(table.oid, table.key, position, table.number, member=table.member)
                 crash.point("changes.copied")
                 yield Complete(table.within, Bookmark(f"{_TABLE}{table.name}", msgspec.to_builtins(copied)))
 
@@ -436,7 +442,8 @@ def _copied_table(bookmark: Any) -> CopiedTable | None:
 def _must_copy(table: FollowedTable, copied: CopiedTable | None) -> bool:
     if copied is None or copied.stale:
         return True
-    return (copied.oid, copied.key, copied.number) != (table.oid, table.key, table.number)
+    before = (copied.oid, copied.key, copied.number, copied.member)
+    return before != (table.oid, table.key, table.number, table.member)
 
 
 def find_loss(session: Session, known: SlotPosition | None, found: SlotOfServer | None) -> str:

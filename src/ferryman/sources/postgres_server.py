@@ -63,6 +63,19 @@ class FollowedTable(NamedTuple):
     number: int
     where: str = ""
     """Row filter of the publication."""
+    member: int = 0
+    """See ``PublishedTable``; 0: it is not in a publication yet."""
+
+
+class PublishedTable(NamedTuple):
+    """Table as a publication has it."""
+
+    columns: list[str] | None
+    """Columns that are published; None: all of them."""
+    where: str | None
+    """Row filter."""
+    member: int
+    """Identifies the table's membership: a table that was taken out and put in again has another."""
 
 
 class SlotOfServer(NamedTuple):
@@ -198,7 +211,9 @@ class Session:
             fault = database_fault(e)
             if fault is not None and issubclass(fault.kind, TransientError):
                 raise Unavailable(f"{self.where}: {text}: it is tried again") from e
-            remedy = fault.remedy if fault is not None and e.sqlstate != "42" else "correct it, then run again"
+            remedy = "correct the URL, the tables or the rights, then run again"
+            if fault is not None and (e.sqlstate or "").startswith(("28", "3D", "42501")):
+                remedy = fault.remedy
             raise Misconfigured(f"{self.where}: {text}: {remedy}") from e
 
     # what there is
@@ -251,7 +266,7 @@ class Session:
 
         Args:
             wanted: name -> beginning of the ids of its rows, and its number.
-            publication: one that the user has made.
+            publication: None: there is none yet.
 
         Raises:
             Misconfigured: a table is missing, has no identity, or is not in the publication.
@@ -260,17 +275,38 @@ class Session:
         published = None if publication is None else self._published(publication)
         return [self._table(name, *more, publication, published) for name, more in wanted.items()]
 
-    def _published(self, publication: str) -> dict[tuple[str, str], Any]:
-        """Return (schema, table) -> (columns or None, row filter) of a publication."""
-        columns = "attnames, rowfilter" if self.connection.info.server_version >= 150_000 else "NULL, NULL"
+    def _published(self, publication: str) -> dict[tuple[str, str], PublishedTable]:
+        """Return (schema, table) -> what a publication says about it.
+
+        Raises:
+            Misconfigured: there is no such publication, or it leaves changes out.
+        """
         rows = self._rows(
-            f"SELECT schemaname, tablename, {columns} FROM pg_publication_tables WHERE pubname = %s", publication
+            "SELECT oid::int8, pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication "
+            "WHERE pubname = %s",
+            publication,
         )
-        if not rows and not self.publication_exists(publication):
+        if not rows:
             raise Misconfigured(
                 f"{self.where}: there is no publication {publication}: make it, or leave publication= out"
             )
-        return {(schema, table): (names, where) for schema, table, names, where in rows}
+        [(oid, is_whole)] = rows
+        if not is_whole:
+            raise Misconfigured(
+                f"{self.where}: publication {publication} leaves out some kinds of changes: ALTER PUBLICATION "
+                f"{publication} SET (publish = 'insert, update, delete, truncate')"
+            )
+        columns = "p.attnames, p.rowfilter" if self.connection.info.server_version >= 150_000 else "NULL, NULL"
+        found = self._rows(
+            f"SELECT p.schemaname, p.tablename, {columns}, coalesce(r.oid::int8, %s) FROM pg_publication_tables p "
+            "JOIN pg_class c ON c.relname = p.tablename JOIN pg_namespace n ON n.oid = c.relnamespace AND "
+            "n.nspname = p.schemaname LEFT JOIN pg_publication_rel r ON r.prrelid = c.oid AND r.prpubid = %s "
+            "WHERE p.pubname = %s",
+            oid,
+            oid,
+            publication,
+        )
+        return {(schema, table): PublishedTable(*more) for schema, table, *more in found}
 
     def _table(
         self,
@@ -278,7 +314,7 @@ class Session:
         within: str,
         number: int,
         publication: str | None,
-        published: Mapping[tuple[str, str], Any] | None,
+        published: Mapping[tuple[str, str], PublishedTable] | None,
     ) -> FollowedTable:
         rows = self._rows(
             "SELECT c.oid::int8, n.nspname, c.relname, c.relkind, c.relreplident, pg_total_relation_size(c.oid) "
@@ -290,7 +326,7 @@ class Session:
         [(oid, schema, table, kind, identity, size)] = rows
         if kind not in ("r", "p"):
             raise Misconfigured(f"{self.where}: {name} is not a table: only tables have changes")
-        columns, where = self._rows(_COLUMNS, oid), ""
+        columns, where, member = self._rows(_COLUMNS, oid), "", 0
         key = [column for (column,) in self._rows(_KEY, {"d": "p", "f": "p", "i": "i"}.get(identity, ""), oid)]
         if not key:
             raise Misconfigured(
@@ -303,9 +339,10 @@ class Session:
                     f"{self.where}: publication {publication} does not have table {name}: ALTER PUBLICATION "
                     f"{publication} ADD TABLE {name}"
                 )
-            names, where = published[schema, table]
+            names, filtered, member = published[schema, table]
+            where = filtered or ""
             columns = [(each, type_oid) for each, type_oid in columns if names is None or each in names]
-        return FollowedTable(name, within, oid, schema, table, tuple(columns), tuple(key), size, number, where or "")
+        return FollowedTable(name, within, oid, schema, table, tuple(columns), tuple(key), size, number, where, member)
 
     # what is made and removed
 
