@@ -120,6 +120,18 @@ def remove(
         print_line(f"To remove it: {next_command('plan remove', plan, '--yes', state=state)}")
 
 
+def print_retained(status: dict[str, Any]) -> None:
+    """Print what other systems keep for a plan's sources, as ``status --json`` shows it."""
+    from ferryman.observe import format_size
+
+    for name, kept in status.get("retained", {}).items():
+        for each in kept:
+            print_line(f"{name}: {each['place']} holds {format_size(each['bytes'])}.")
+            if each["warning"]:
+                print_line(f"warning: {each['warning']}")
+        print_line()
+
+
 def _ask_destinations(plan: Runnable) -> bool:
     """Print of each destination whether it can be written to now; return whether all can."""
     from ferryman.plan import DestinationNode, Flow

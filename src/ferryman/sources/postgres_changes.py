@@ -84,7 +84,7 @@ class CopiedTable(msgspec.Struct, frozen=True, omit_defaults=True):
     stale: str = ""
     """Why it must be copied again."""
     member: int = 0
-    """See ``PublishedTable``: what changed while it was not published is not in the log."""
+    """Number of its membership in the publication: what changed while it was not published is not in the log."""
 
 
 class TableCopies(NamedTuple):

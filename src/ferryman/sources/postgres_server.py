@@ -64,7 +64,7 @@ class FollowedTable(NamedTuple):
     where: str = ""
     """Row filter of the publication."""
     member: int = 0
-    """See ``PublishedTable``; 0: it is not in a publication yet."""
+    """Number of its membership, see ``PublishedTable``; 0: it is not in a publication yet."""
 
 
 class PublishedTable(NamedTuple):
