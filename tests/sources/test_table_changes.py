@@ -214,3 +214,12 @@ def test_rows_without_an_id_and_values_of_all_kinds(trial: PlanWorld) -> None:
     assert trial.run(wait=0).exit == 0
     last = {line["id"]: line["fields"] for line in trial.out().lines()}
     assert last == {id: {**fields, "d": "2.50"} for id, fields in first.items()}
+
+
+def test_a_table_with_deletion_vectors_is_refused(trial: PlanWorld) -> None:
+    """The reader would not see what a vector alone deletes."""
+    path = str(trial.folder / "table")
+    vectors = {"delta.enableDeletionVectors": "true"}
+    deltalake.write_deltalake(path, pa.table({"id": [1]}), configuration={**FEED, **vectors})
+    with pytest.raises(Misconfigured, match=r"has deletionVectors.*with which its change data feed is not read safely"):
+        list(TableChanges(path).listing(None))

@@ -31,6 +31,10 @@ _ADDED: Final = ("_change_type", "_commit_version", "_commit_timestamp")
 _BEFORE: Final = ("delete", "update_preimage")
 """Kinds of change that tell what a row was."""
 
+_FEATURES: Final = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+"""Features of tables that change nothing about the rows of the feed. With deletion vectors, rows that are deleted by a
+vector alone are not in its files."""
+
 _AWAY: Final = ("timed out", "timeout", "connection", "error sending request", "dns error", "503", "502", "429")
 """Texts by which an error of the table's store is known to pass."""
 
@@ -126,6 +130,7 @@ class TableChanges(Source):
         """
         found = self._open()
         self._check_feed(found)
+        self._check_features(found)
         now = TableVersion(str(found.metadata().id), found.version())
         bookmark = Bookmark(TABLE, msgspec.to_builtins(now))
         last = None if partition is None else msgspec.convert(partition, TableVersion)
@@ -161,6 +166,17 @@ class TableChanges(Source):
             raise Misconfigured(
                 f"table {self.place()} has no change data feed: ALTER TABLE … SET TBLPROPERTIES ({_FEED} = true), or "
                 "read it as a DataFrame, which compares all rows"
+            )
+
+    def _check_features(self, found: DeltaTable) -> None:
+        protocol = found.protocol()
+        features = set(protocol.reader_features or ())
+        if protocol.min_reader_version == 2:
+            features.add("columnMapping")
+        if unknown := features - _FEATURES:
+            raise Misconfigured(
+                f"table {self.place()} has {', '.join(sorted(unknown))}, with which its change data feed is not read "
+                "safely: ALTER TABLE … DROP FEATURE, or read it as a DataFrame, which compares all rows"
             )
 
     def _lost(self, found: DeltaTable, now: TableVersion, last: TableVersion) -> str:
