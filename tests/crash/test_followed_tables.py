@@ -64,6 +64,7 @@ def command(verb: str, place: Path, database: Database) -> list[str]:
         *(pytest.param(f"{name}:{n}", marks=pytest.mark.slow) for name in OTHERS for n in range(1, 7)),
     ],
 )
+@pytest.mark.rule("tables.copy")
 def test_killed_at_a_step(place: Path, followed: Database, point: str) -> None:
     killed = subprocess.run(
         command("story", place, followed),
@@ -77,6 +78,7 @@ def test_killed_at_a_step(place: Path, followed: Database, point: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rule("tables.left")
 def test_killed_while_what_is_left_is_removed(place: Path, followed: Database) -> None:
     changes_story.apply_round(followed.url, 0)
     changes_story.run(place, followed.url)
@@ -113,6 +115,7 @@ def change_tables(database: Database, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(KILLS, marks=pytest.mark.slow)])
+@pytest.mark.rule("tables.random")
 def test_killed_at_random(place: Path, followed: Database, kills: int) -> None:
     """After each round, killed or not, SQLite has what the tables have."""
     chance = random.Random(kills)

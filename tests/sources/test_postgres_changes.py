@@ -86,6 +86,7 @@ def shop(trial: PlanWorld, database: Database) -> Iterator[Shop]:
         database.query(f'DROP PUBLICATION "{name}"')
 
 
+@pytest.mark.rule("tables.key")
 def test_a_copy_and_then_each_change(shop: Shop) -> None:
     shop.query("CREATE TABLE items (id int PRIMARY KEY, name text, n numeric)")
     shop.query("INSERT INTO items SELECT i, 'item ' || i, i / 2.0 FROM generate_series(1, 5) i")
@@ -122,6 +123,7 @@ def rows(shop: Shop, table: str = "items") -> dict[str, str]:
 # --- positions: the slot and the state ---
 
 
+@pytest.mark.rule("tables.position")
 def test_an_advance_that_the_server_lost_repeats_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that crashes after our commit may forget that its slot was advanced."""
     items(shop)
@@ -151,6 +153,7 @@ def test_an_advance_that_the_server_lost_repeats_nothing(shop: Shop, monkeypatch
     assert shop.slots() == {shop.slot: shop.bookmarks()[SLOT]["position"]}
 
 
+@pytest.mark.rule("tables.position")
 def test_a_real_crash_of_the_server(shop: Shop, postgres: PostgresServer) -> None:
     items(shop)
     shop.follow("items").run()
@@ -171,6 +174,7 @@ def test_a_real_crash_of_the_server(shop: Shop, postgres: PostgresServer) -> Non
     ]
 
 
+@pytest.mark.rule("tables.quiet")
 def test_a_quiet_table_beside_a_busy_one(shop: Shop) -> None:
     items(shop)
     shop.query("CREATE TABLE busy (n int, filler text)")
@@ -214,6 +218,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.rule("tables.lost")
 def test_lost_changes_are_loud_and_there_is_a_way_on(shop: Shop, loss: str) -> None:
     statement, why = LOSSES[loss]
     items(shop, 30)
@@ -236,6 +241,7 @@ def test_lost_changes_are_loud_and_there_is_a_way_on(shop: Shop, loss: str) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.rule("tables.lost")
 def test_a_slot_that_fell_too_far_behind(shop: Shop, postgres: PostgresServer) -> None:
     items(shop)
     shop.query("CREATE TABLE busy (n int, filler text)")
@@ -263,6 +269,7 @@ def test_a_slot_that_fell_too_far_behind(shop: Shop, postgres: PostgresServer) -
     assert names(shop) == rows(shop)
 
 
+@pytest.mark.rule("tables.lost")
 def test_another_server_behind_the_same_name(shop: Shop) -> None:
     items(shop)
     shop.follow("items").run()
@@ -272,6 +279,7 @@ def test_another_server_behind_the_same_name(shop: Shop) -> None:
         shop.source.begin_scan("x", elsewhere)
 
 
+@pytest.mark.rule("tables.lost")
 def test_a_server_that_was_put_back(shop: Shop) -> None:
     items(shop)
     shop.follow("items").run()
@@ -285,6 +293,7 @@ def test_a_server_that_was_put_back(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+@pytest.mark.rule("tables.omitted")
 def test_a_large_value_that_did_not_change(shop: Shop, identity: str) -> None:
     shop.query("CREATE TABLE items (id int PRIMARY KEY, name text, body text)")
     shop.query("ALTER TABLE items ALTER body SET STORAGE EXTERNAL")
@@ -300,6 +309,7 @@ def test_a_large_value_that_did_not_change(shop: Shop, identity: str) -> None:
     assert len(found) == 3
 
 
+@pytest.mark.rule("tables.truncate")
 def test_truncate_is_deletes_under_max_deleted(shop: Shop) -> None:
     items(shop, 20)
     shop.query("CREATE TABLE more (id int PRIMARY KEY, name text)")
@@ -449,6 +459,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.rule("tables.key")
 def test_what_cannot_be_followed_is_refused(shop: Shop, case: str) -> None:
     statements, why = REFUSED[case]
     for each in statements.split("; "):
@@ -471,6 +482,7 @@ def test_the_columns_of_an_index_may_be_the_identity(shop: Shop) -> None:
 # --- copies ---
 
 
+@pytest.mark.rule("tables.again")
 def test_a_table_is_copied_again_while_the_others_are_followed(shop: Shop) -> None:
     items(shop)
     shop.query("CREATE TABLE more (id int PRIMARY KEY, name text); INSERT INTO more VALUES (1, 'one')")
@@ -500,6 +512,7 @@ def test_tables_that_the_plan_takes_up_and_leaves_out(shop: Shop) -> None:
     assert len(shop.found()) == 6
 
 
+@pytest.mark.rule("tables.copy")
 def test_a_copy_and_its_changes_meet_exactly(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """What commits while a table is copied is in the copy or in the changes, and never in neither."""
     items(shop, 3)
@@ -526,6 +539,7 @@ def test_a_copy_and_its_changes_meet_exactly(shop: Shop, monkeypatch: pytest.Mon
     assert len(shop.found()) == 5
 
 
+@pytest.mark.rule("tables.copy")
 def test_large_tables_are_copied_one_scan_each(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COPY_BYTES", 1)
     for name in ("a", "b", "c"):
@@ -605,6 +619,7 @@ def test_arguments_that_cannot_be_meant(make: Any) -> None:
 # --- what is said, and what is left ---
 
 
+@pytest.mark.rule("tables.quiet")
 def test_status_names_the_slot_and_what_it_holds(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     items(shop)
     shop.follow("items", max_held_bytes=1).run()
@@ -636,6 +651,7 @@ def test_a_server_that_is_away(shop: Shop, postgres: PostgresServer) -> None:
     assert names(shop) == rows(shop)
 
 
+@pytest.mark.rule("tables.left")
 def test_what_a_plan_leaves_is_named_and_removed(shop: Shop) -> None:
     items(shop)
     shop.follow("items").run()
@@ -699,6 +715,7 @@ def test_a_document_that_waits_is_deleted_with_its_row(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+@pytest.mark.rule("tables.large")
 def test_a_large_transaction_in_bounded_memory(shop: Shop, count: int) -> None:
     """What the source holds of it does not grow with its number of rows."""
     items(shop, 1)

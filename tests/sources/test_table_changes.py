@@ -78,6 +78,7 @@ def test_a_first_reading_and_then_each_version(lake: Lake) -> None:
     assert len(lake.world.out().lines()) == sent
 
 
+@pytest.mark.rule("tables.delta")
 def test_of_several_changes_of_a_row_the_last_counts(lake: Lake) -> None:
     lake.run()
     lake.table.delete("id = 1")
@@ -140,6 +141,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.rule("tables.delta-lost")
 def test_versions_that_are_lost_are_loud_and_there_is_a_way_on(lake: Lake, loss: str) -> None:
     lose, why = LOSSES[loss]
     lake.write(list(range(10, 40)), mode="append")
