@@ -131,6 +131,18 @@ MEMORY: Final[dict[str, str]] = {
 }
 """Additional points of the last wave of a scan whose sources have a memory, between 2 and 3."""
 
+CHANGES: Final[dict[str, str]] = {
+    "changes.published": DRIVER,
+    "changes.slot": DRIVER,
+    "changes.advanced": DRIVER,
+    "changes.copied": EXECUTOR,
+    "changes.released": DRIVER,
+    "changes.dropped": DRIVER,
+}
+"""Additional points of plans that follow tables of PostgreSQL: in 1, the publication is there; the slot is there, and
+no bookmark names it; the slot begins at the position of the last commit; a table was listed whole. After 3: the slot
+was advanced to what was committed. The last one is in ``plan remove``: the slot is gone, its publication is not."""
+
 REMEMBERED: Final[dict[str, str]] = {
     "remembered.begun": EXECUTOR,
     "remembered.answered": EXECUTOR,
@@ -260,7 +272,7 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, WRITTEN)
+    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, CHANGES, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, WRITTEN)
     known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")

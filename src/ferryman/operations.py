@@ -24,8 +24,10 @@ from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
 from ferryman.plan.nodes import remembering_steps
 from ferryman.plan.paths import Joint
 from ferryman.records.rows import Status
+from ferryman.sources.base import Retained
 from ferryman.sources.log import Log
 from ferryman.state.commands import SKIP, VERBS, Command, current_user, queue_command, queued_commands
+from ferryman.state.logs import reader_name
 from ferryman.state.state import (
     COUNTED,
     IDENTITY,
@@ -582,6 +584,26 @@ def existing_state(plan: Plan, state: str | StatePath | None, verb: str) -> Stat
     if not exists(root / IDENTITY):
         raise UsageError(f"{root}: there is no state of this plan yet: nothing to {verb}.")
     return root
+
+
+def remove_retained(plan: Plan, *, state: str | StatePath | None = None) -> list[Retained]:
+    """Have other systems keep nothing for a plan any more, and return what they kept. Sources that need it cannot go on
+    from where they were.
+
+    Raises:
+        UsageError: there is no state yet.
+        StateHeld: a run is active.
+        DeliveryError: another system does not answer, or refuses it.
+    """
+    plan.freeze()
+    root = existing_state(plan, state, "remove")
+    removed: list[Retained] = []
+    with State.take(root, plan) as held:
+        for node, bookmarks in account.retaining_sources(root, plan):
+            reader = reader_name(held, node.name)
+            removed += node.source.retained(reader, bookmarks)
+            node.source.remove_retained(reader, bookmarks)
+    return removed
 
 
 def submit_command(plan: Plan, state: str | StatePath | None, command: Command) -> Retried:

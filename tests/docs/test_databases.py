@@ -56,6 +56,19 @@ def test_vectors_in_sqlite(place: Path) -> None:
         assert len(connection.execute(query, (vector,)).fetchall()) == 3
 
 
+def test_follow_a_table(shell: QuickShell, database: Database) -> None:
+    """The page's commands; at their end nothing is left on the server."""
+    shell.follow(HOW_TO / "follow-a-table.md")
+    assert database.query("SELECT slot_name FROM pg_replication_slots") == []
+    assert database.query("SELECT pubname FROM pg_publication") == []
+
+
+def test_follow_a_delta_table(place: Path) -> None:
+    """The page's commands."""
+    with QuickShell(place) as shell:
+        shell.follow(HOW_TO / "follow-a-delta-table.md")
+
+
 def test_index_a_database(shell: QuickShell) -> None:
     """The page's commands."""
     shell.follow(HOW_TO / "index-a-database.md")

@@ -328,3 +328,32 @@ def test_steps_see_the_document(topics: Topics, place: Path) -> None:
     summary = run_plan(plan, place / "state")
     assert summary.exit == 4
     assert [n for *_, n in arrived()] == [0]
+
+
+def test_debeziums_events_become_rows(topics: Topics, place: Path) -> None:
+    """A snapshot, changes, a delete with its tombstone; a TRUNCATE stops the plan before it."""
+    topic = topics.new()
+
+    def key(id: int) -> bytes:
+        return b'{"schema": {}, "payload": {"id": %d}}' % id
+
+    def value(op: str, after: Any) -> bytes:
+        return json.dumps({"schema": {}, "payload": {"op": op, "before": None, "after": after}}).encode()
+
+    topics.write(topic, [(key(n), value("r", {"id": n, "n": n})) for n in (1, 2, 3)])
+    topics.write(topic, [(key(1), value("u", {"id": 1, "n": 10})), (key(2), value("d", None)), (key(2), None)])
+    source = Kafka(topics.url, topic, format="debezium", keyed=True)
+    plan = plan_of(source)
+    assert run_plan(plan, place / "state").exit == 0
+    last = {id: (operation, n) for id, operation, n in arrived()}
+    assert {id: found for id, found in last.items() if found[0] == "upsert"} == {
+        "1": ("upsert", 10),
+        "3": ("upsert", 3),
+    }
+    assert last["2"][0] == "delete"
+    assert source.read(Listed("1", 0)).fields["n"] == 10
+    topics.write(topic, [(None, value("t", None)), (key(3), value("u", {"id": 3, "n": 30}))])
+    watch = Watch()
+    assert run_plan(plan_of(source), place / "state", observer=watch).exit == 4
+    assert any("the table was truncated" in text for text in watch.messages)
+    assert ("3", "upsert", 30) not in arrived()

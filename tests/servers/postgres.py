@@ -66,7 +66,7 @@ class PostgresServer(Server):
             *self._as_user("--pdeathsig=KILL"), str(self.home / "bin" / "postgres"), "-D", str(self.folder / "data"),
             "-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.folder), "-c", "fsync=off",
             "-c", "synchronous_commit=off", "-c", "full_page_writes=off", "-c", "shared_buffers=32MB",
-            "-c", "max_connections=50",
+            "-c", "max_connections=50", "-c", "wal_level=logical", "-c", "max_replication_slots=20",
         ]  # fmt: skip
 
     def ready(self) -> bool:

@@ -16,6 +16,8 @@ from ferryman.account.queries import not_read as not_read
 from ferryman.account.queries import outstanding as outstanding
 from ferryman.account.queries import pending_reasons as pending_reasons
 from ferryman.account.queries import reasons as reasons
+from ferryman.account.queries import retained as retained
+from ferryman.account.queries import retaining_sources as retaining_sources
 from ferryman.account.queries import status as status
 from ferryman.account.queries import stopped as stopped
 from ferryman.account.queries import tables as tables

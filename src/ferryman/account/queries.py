@@ -29,9 +29,11 @@ from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node
 from ferryman.plan.nodes import remembering_steps
 from ferryman.records.families import in_family_sql
 from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, STOPS, display_status, reason_of
+from ferryman.sources.base import Retained, Source
 from ferryman.sources.log import CombinedLog, Log, Positions
 from ferryman.state.activity import Trouble, find_activity
-from ferryman.state.logs import RANGES, LogPositions, next_places
+from ferryman.state.logs import RANGES, LogPositions, next_places, reader_name
+from ferryman.state.source_memory import load_memory
 from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
 from ferryman.state.targets import load_targets, load_verified
 from ferryman.storage import files, parquet
@@ -68,7 +70,16 @@ def status(root: StatePath, plan: Plan) -> dict[str, Any]:
         "sources": {**found["sources"], **logs},
         "destinations": {**found["destinations"], **combined},
         **remembered_counts(root, plan),
+        **retained_counts(root, plan),
     }
+
+
+def retained_counts(root: StatePath, plan: Plan) -> dict[str, Any]:
+    """Return ``retained``: for each source what other systems keep for it; {} if there is nothing."""
+    found = {
+        name: [each._asdict() for each in kept] for name, kept in retained(root, plan, skip_errors=True).items() if kept
+    }
+    return {"retained": found} if found else {}
 
 
 def remembered_counts(root: StatePath, plan: Plan) -> dict[str, Any]:
@@ -635,6 +646,43 @@ def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T]) -> _
     def read() -> _T:
         with open_view(root, plan) as view:
             return query(view)
+
+    return retry_read(root, read)
+
+
+# --- what other systems keep for a plan ---
+
+
+def retained(root: StatePath, plan: Plan, *, skip_errors: bool = False) -> dict[str, list[Retained]]:
+    """Return for each source what other systems keep for it, as of now.
+
+    Args:
+        skip_errors: leave out a source that does not answer.
+
+    Raises:
+        DeliveryError: another system does not answer.
+    """
+    found = {}
+    for node, bookmarks in retaining_sources(root, plan):
+        try:
+            found[node.name] = node.source.retained(reader_name(State(root, plan), node.name), bookmarks)
+        except Exception:
+            if not skip_errors:
+                raise
+    return found
+
+
+def retaining_sources(root: StatePath, plan: Plan) -> list[tuple[SourceNode, dict[str, Any]]]:
+    """Return the sources for which other systems may keep something, with the bookmarks of the last commit."""
+    nodes = [n for n in sources_of(plan.nodes) if type(n.source).retained is not Source.retained]
+    if not nodes:
+        return []
+
+    def read() -> list[tuple[SourceNode, dict[str, Any]]]:
+        state = State(root, plan)
+        with state.readers.reading():
+            state.open_for_reading()
+            return [(node, load_memory(state, node.name).bookmarks) for node in nodes]
 
     return retry_read(root, read)
 

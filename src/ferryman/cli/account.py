@@ -24,6 +24,7 @@ from ferryman.cli.options import (
     has_run,
     status_name,
 )
+from ferryman.cli.plan import print_retained
 from ferryman.cli.terminal import (
     format_time,
     next_command,
@@ -839,6 +840,7 @@ def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool,
             ("log", "next", "read", "to come"), [(name, *_log_columns(numbers)) for name, numbers in logs.items()]
         )
         print_line()
+    print_retained(found)
     print_table(
         ("destination", *DESTINATION),
         [(name, *(numbers[c] for c in DESTINATION)) for name, numbers in found["destinations"].items()],

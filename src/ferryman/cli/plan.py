@@ -12,8 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ferryman.cli import terminal
-from ferryman.cli.options import Conf, FlowSpec, Has, Json, Master, StateDir, Verbose, resource_settings, spark_settings
-from ferryman.cli.terminal import CODE, Interrupt, print_block, print_json, print_line
+from ferryman.cli.options import (
+    Conf,
+    FlowSpec,
+    Has,
+    Json,
+    Master,
+    PlanSpec,
+    StateDir,
+    Verbose,
+    resource_settings,
+    spark_settings,
+)
+from ferryman.cli.terminal import CODE, Interrupt, next_command, print_block, print_json, print_line
 from ferryman.errors import UsageError, message_of
 from ferryman.observe import one_line
 
@@ -68,6 +79,57 @@ def check(
         print_line("The destinations were not asked: --connect asks them.")
     elif not _ask_destinations(loaded):
         raise typer.Exit(4)
+
+
+@app.command()
+def remove(
+    plan: PlanSpec,
+    state: StateDir = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it. Without, it is only listed.")] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """List what a plan has left in other systems, such as replication slots; with --yes, remove it.
+
+    For a plan that will not run again: its sources could not go on from where they were. The state is not touched; once
+    this is done, its folder may be deleted.
+    """
+    from ferryman import account
+    from ferryman.operations import existing_state, remove_retained
+    from ferryman.plan.load import load_plan, plan_file
+    from ferryman.state.state import state_root
+
+    loaded = load_plan(plan)
+    loaded.check()
+    folder = state_root(loaded, state, plan_file(plan)).parent
+    root = existing_state(loaded, folder, "remove")
+    if yes:
+        found = remove_retained(loaded, state=folder)
+    else:
+        found = [each for kept in account.retained(root, loaded).values() for each in kept]
+    if json:
+        print_json({"removed": yes, "retained": [each._asdict() for each in found]})
+        return
+    for each in found:
+        print_line(f"{'removed' if yes else 'there is'} {each.place}")
+    if not found:
+        print_line("There is nothing of this plan in other systems.")
+    elif yes:
+        print_line(f"The state is still there: {root}")
+    else:
+        print_line(f"To remove it: {next_command('plan remove', plan, '--yes', state=state)}")
+
+
+def print_retained(status: dict[str, Any]) -> None:
+    """Print what other systems keep for a plan's sources, as ``status --json`` shows it."""
+    from ferryman.observe import format_size
+
+    for name, kept in status.get("retained", {}).items():
+        for each in kept:
+            print_line(f"{name}: {each['place']} holds {format_size(each['bytes'])}.")
+            if each["warning"]:
+                print_line(f"warning: {each['warning']}")
+        print_line()
 
 
 def _ask_destinations(plan: Runnable) -> bool:

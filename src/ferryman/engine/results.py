@@ -34,7 +34,7 @@ from ferryman.net.faults import causes, is_connection_error
 from ferryman.plan import SourceNode
 from ferryman.records.families import Published
 from ferryman.records.rows import HEADING, LONGEST
-from ferryman.sources import Bookmark, Doubt
+from ferryman.sources import Bookmark, Complete, Doubt
 from ferryman.state.logs import LogHead, number_of_text
 from ferryman.storage.files import StatePath, fsync_folder
 from ferryman.storage.parquet import Part
@@ -140,6 +140,8 @@ class ListedPart(NamedTuple):
     is_complete: bool | None = False
     """Whether every document of the part was listed, although the source's listings usually do not say so; see
     ``sources.base.Complete``. None: nothing was listed, these are documents that were listed before."""
+    complete_within: tuple[Complete, ...] = ()
+    """Statements that all ids with some beginning were listed; the beginnings are of full ids."""
 
 
 class Listing(NamedTuple):
@@ -171,6 +173,11 @@ class Listing(NamedTuple):
             return False
         new = [part.is_complete for part in self.parts if part.is_complete is not None]
         return self.source.source.lists_all or (bool(new) and all(new))
+
+    @property
+    def complete_within(self) -> list[str]:
+        """Return the beginnings of full ids that were listed completely, also if other parts failed."""
+        return [each.within or "" for part in self.parts for each in part.complete_within]
 
     @property
     def outage(self) -> Outage | None:

@@ -137,7 +137,7 @@ class Run:
         if scan:
             self._listing_incomplete = not self._scan()
         self._deliver_pending(until)
-        while self._scan_stopped and not self._backlog.too_large:
+        while (self._scan_stopped or self._scanning.has_more) and not self._backlog.too_large:
             self._listing_incomplete = not self._scan()
             self._deliver_pending(until)
         if self._sequence_guard.report():
@@ -245,6 +245,7 @@ class Run:
             self._run_wave(batch, next_batch, defer_commands=ordinal < min_waves, ends_scan=next_batch is None)
         if not changes.batches and (memories := self._scanning.commit_memories(self._state.wave + 1)):
             self._run_delivery_wave(memories)
+            self._scanning.after_commit()
         return changes.complete and not self._scan_stopped
 
     def _has_room(self) -> bool:
@@ -290,6 +291,7 @@ class Run:
             self._observer.staged(sum(part.rows for s in staged for _, part in s.outbox))
             self._commit(number, staged, positions)
             self._logs.after_commit()
+            self._scanning.after_commit()
             if next_batch and (defer_commands or not queued_commands(self._state)) and not self._backlog.too_large:
                 self._deliver_and_settle(number, partial(self._transform.begin, number + 1, next_batch))
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from ferryman.sources.base import Bookmark, Complete, Doubt, Fetched, Listed, Note, Source, Unchanged
+from ferryman.sources.base import Bookmark, Complete, Doubt, Fetched, Listed, Note, Retained, Source, Unchanged
 from ferryman.sources.dataframe import DataFrame
 from ferryman.sources.files import Files
 from ferryman.sources.functions import Cursor, CursorExpired, Rows
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from ferryman.intake.source import Jobs
     from ferryman.sources.changes import Changes
     from ferryman.sources.kafka import Kafka
+    from ferryman.sources.postgres_changes import PostgresChanges
     from ferryman.sources.queue import Queue
     from ferryman.sources.sql import Sql
+    from ferryman.sources.table_changes import TableChanges
 
 __all__ = [
     "Bookmark",
@@ -41,10 +43,13 @@ __all__ = [
     "Memory",
     "Note",
     "Piece",
+    "PostgresChanges",
     "Queue",
+    "Retained",
     "Rows",
     "Source",
     "Sql",
+    "TableChanges",
     "Unchanged",
 ]
 
@@ -52,8 +57,10 @@ _HEAVY: Final = {
     "Changes": "sources.changes",
     "Jobs": "intake.source",
     "Kafka": "sources.kafka",
+    "PostgresChanges": "sources.postgres_changes",
     "Queue": "sources.queue",
     "Sql": "sources.sql",
+    "TableChanges": "sources.table_changes",
 }
 """Names loaded on demand, and their modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a
 queue."""

@@ -133,6 +133,17 @@ def _map_types(kind: pa.DataType, swap: Convert) -> pa.DataType:
     return swap(kind)
 
 
+def without_views(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the plain types of text and bytes in place of views, which some readers make."""
+
+    def swap(kind: pa.DataType) -> pa.DataType:
+        if types.is_string_view(kind):
+            return pa.string()
+        return pa.binary() if types.is_binary_view(kind) else kind
+
+    return pa.schema([pa.field(field.name, _map_types(field.type, swap)) for field in schema])
+
+
 def _in_utc(kind: pa.DataType) -> pa.DataType:
     if not types.is_timestamp(kind):
         return kind

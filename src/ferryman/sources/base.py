@@ -17,7 +17,9 @@ connection, everything is listed again after 1, 4, 16 s …, if the run waits th
 
 A source that cannot list everything each time (an API that is asked for what is new, a web site) yields ``Bookmark``s.
 They are committed with the last wave of the scan, after everything that was listed before them, and the next scan gets
-them back in ``partitions_after``. A scan that is killed begins again at the last bookmarks that were committed.
+them back in ``partitions_after``. A scan that is killed begins again at the last bookmarks that were committed. A
+source that keeps something in another system for its reader (a replication slot) makes it in ``begin_scan`` and lets go
+of what was read in ``end_scan``; a preview calls neither.
 """
 
 from __future__ import annotations
@@ -87,6 +89,24 @@ class Note(NamedTuple):
 class Complete(NamedTuple):
     """Says that this listing names every document of its piece, although the source's listings usually do not
     (``Source.lists_all``). If all pieces do, documents that are missing count as deleted."""
+
+    within: str | None = None
+    """Beginning of ids: every document whose id begins with it was listed in this scan, and other pieces do not matter.
+    None: the piece is complete, which matters only if all pieces are."""
+    bookmark: Bookmark | None = None
+    """Bookmark that counts only if nothing that is missing waits for an operator (``max_deleted``): as long as it does,
+    the source is asked for the same again."""
+
+
+class Retained(NamedTuple):
+    """Something that another system keeps until a reader has read it, such as a replication slot."""
+
+    place: str
+    """Name and place of it, without secrets."""
+    bytes: int
+    """Bytes that the other system keeps for it."""
+    warning: str = ""
+    """Message for an operator about it; "": there is nothing to say."""
 
 
 class Doubt(NamedTuple):
@@ -218,6 +238,27 @@ class Source:
         """
         return self.partitions()
 
+    def begin_scan(self, reader: str, bookmarks: Mapping[str, Any]) -> Iterable[str]:
+        """Prepare a scan of a run, in the driver, before ``partitions_after``; return messages for people.
+
+        Args:
+            reader: name that no source of another state has, and that stays the same as long as the state does.
+            bookmarks: those of the last commit.
+        """
+        return ()
+
+    def end_scan(self, bookmarks: Mapping[str, Any]) -> bool:
+        """Release what lies before these bookmarks, in the driver, after their commit, possibly several times. Return
+        whether there is more to list at once, in another scan of the same run."""
+        return False
+
+    def retained(self, reader: str, bookmarks: Mapping[str, Any]) -> list[Retained]:
+        """Return what another system keeps for this reader, as of now; for ``status`` and ``plan remove``."""
+        return []
+
+    def remove_retained(self, reader: str, bookmarks: Mapping[str, Any]) -> None:
+        """Have other systems keep nothing for this reader any more. There may be nothing."""
+
     def listing(self, partition: Any) -> Iterator[Listed | Document | Doubt | Bookmark | Complete | Note]:
         """Yield every document of this piece, and ``Doubt``s for places that the driver should check. A
         ``Document.deleted(id)`` says that the document was deleted."""
@@ -288,6 +329,13 @@ def id_of_key(key: str) -> str:
 def key_of(id: str) -> str:
     """Return the key in the store for an id made by ``id_of_key``."""
     return unquote_to_bytes(id).decode("utf-8", "surrogateescape") if "%" in id else id
+
+
+def id_of_columns(texts: list[str]) -> str:
+    """Return the id of a row by the texts of its key's columns: the text itself, or several joined with ``/``."""
+    if len(texts) == 1:
+        return texts[0]
+    return "/".join(text.replace("%", "%25").replace("/", "%2F") for text in texts)
 
 
 def id_of_text(text: str) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from ferryman.document import Document, content_version
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError, describe
 from ferryman.net.kafka import COMMIT_S, OPEN_TRANSACTION_S, Cluster, Topic, check_topic, missing_package
+from ferryman.sources import debezium
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Entry, Log, OnError, Piece, Positions
 
@@ -64,9 +65,10 @@ class Kafka(Log):
     Args:
         servers: ``host:port``, or several of them, separated by commas or in a list.
         topic: its name.
-        format: of the values. "json": an object, whose members become fields; "raw": the bytes become ``doc.raw``; or a
-            function that takes a ``KafkaMessage`` and returns the fields as a dict, for other formats, such as those
-            of a schema registry.
+        format: of the values. "json": an object, whose members become fields; "raw": the bytes become ``doc.raw``;
+            "debezium": change events of Debezium's (JSON, with or without schemas), for a keyed source: the row becomes
+            the fields, the values of its key the id, several joined with ``/``; or a function that takes a
+            ``KafkaMessage`` and returns the fields as a dict, for other formats, such as those of a schema registry.
         keyed: False: each message is a document of its own, ``<topic>/<partition>/<offset>``, also one without a value.
             True: the key is the id, so that a message is a newer version of the document of its key, and one without a
             value (a tombstone) deletes it. To retry a single document, its whole topic is searched for the last message
@@ -89,7 +91,7 @@ class Kafka(Log):
         servers: str | Iterable[str],
         topic: str,
         *,
-        format: Literal["json", "raw"] | Callable[[KafkaMessage], dict[str, Any]] = "json",  # noqa: A002 - what it is called elsewhere
+        format: Literal["json", "raw", "debezium"] | Callable[[KafkaMessage], dict[str, Any]] = "json",  # noqa: A002 - what it is called elsewhere
         keyed: bool = False,
         on_lost: OnLost = "stop",
         group: str | None = None,
@@ -100,8 +102,12 @@ class Kafka(Log):
         prefix: str = "",
     ) -> None:
         super().__init__(prefix=prefix, ordered=ordered, on_error=on_error)
-        if format not in ("json", "raw") and not callable(format):
-            raise UsageError(f"format={format!r}: give 'json', 'raw', or a function that returns the fields.")
+        if format not in ("json", "raw", "debezium") and not callable(format):
+            raise UsageError(
+                f"format={format!r}: give 'json', 'raw', 'debezium', or a function that returns the fields."
+            )
+        if format == "debezium" and not keyed:
+            raise UsageError("format='debezium': change events are of rows by their keys. Give keyed=True, too.")
         if on_lost not in get_args(OnLost):
             raise UsageError(f"on_lost={on_lost!r}: choose one of {', '.join(get_args(OnLost))}.")
         self.cluster = Cluster(servers, options)
@@ -296,13 +302,13 @@ class Kafka(Log):
 
     def _last_of_key(self, key: str) -> Document:
         """Return the document of a key by the last message that has it."""
-        wanted, topic = key.encode(), self._topic()
+        topic = self._topic()
         partitions = topic.partitions if topic else ()
         first, end = (ask(self.topic, partitions) for ask in (self.cluster.first_offsets, self.cluster.end_offsets))
         last: Any = None
         for partition in partitions:
             for message in self.cluster.read(self.topic, partition, first[partition], end[partition]):
-                if message.key() == wanted and (last is None or message.timestamp()[1] >= last.timestamp()[1]):
+                if self._has_id(message, key) and (last is None or message.timestamp()[1] >= last.timestamp()[1]):
                     last = message
         if last is None:
             raise BadDocument(f"{key}: the topic keeps no message of this key any more")
@@ -314,12 +320,15 @@ class Kafka(Log):
     def _entry(self, message: Any) -> Entry:
         place, key, value = message.offset(), message.key(), message.value()
         id = f"{self.topic}/{message.partition()}/{place}"
+        row: Any = None
         try:
-            if self.keyed:
-                id = _id_of(key, id)
-                if value is None:
-                    return Entry(place, Document.deletion(id))
-            fields, raw = self._content(message, value)
+            if self.format == "debezium":
+                id, row = debezium.read_event(key, value)
+            elif self.keyed:
+                id, row = _id_of(key, id), value
+            if self.keyed and row is None:
+                return Entry(place, Document.deletion(id))
+            fields, raw = (dict(row), None) if isinstance(row, dict) else self._content(message, value)
             if self.metadata is not None:
                 if self.metadata in fields:
                     raise BadDocument(
@@ -330,6 +339,15 @@ class Kafka(Log):
         except BadDocument as e:
             return Entry(place, Document(id), refused=str(e))
         return Entry(place, Document.of(id, fields, raw))
+
+    def _has_id(self, message: Any, id: str) -> bool:
+        """Return whether a message is one of a document of this id."""
+        if self.format != "debezium":
+            return bool(message.key() == id.encode())
+        try:
+            return debezium.event_id(message.key(), message.value()) == id
+        except BadDocument:
+            return False
 
     def _content(self, message: Any, value: bytes | None) -> tuple[dict[str, Any], bytes | None]:
         """Return the fields and the raw bytes of a message."""

@@ -238,6 +238,66 @@ def test_deletes_that_are_not_said_are_found_by_reading_everything(trial: PlanWo
     assert trial.counts() == {"delivered": 10, "deleted": 1}
 
 
+def test_a_document_that_waits_is_gone_when_everything_is_read_without_it(trial: PlanWorld, place: Path) -> None:
+    there = place / "there"
+    there.write_text("a b")
+
+    def read(cursor: int | None) -> Iterator[tuple[Any, Any]]:
+        for name in there.read_text().split():
+            yield {"id": name}, 1
+
+    (place / "fails-b").touch()
+    trial.build(failing_step(place, TransientError), source=Cursor(read, relist=0, max_deleted=1.0))
+    trial.run(wait=0)
+    there.write_text("a")
+    trial.run(wait=0)
+    (place / "fails-b").unlink()
+    trial.retry()
+    assert trial.run().exit == 0
+    assert trial.arrived() == {"a": 1}
+
+
+class Shelves(Source):
+    """Documents of several shelves; a listing is complete for some of them."""
+
+    lists_all = False
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(prefix="s/", max_deleted=0.5)
+        self._folder = folder
+
+    def partitions_after(self, bookmarks: Any) -> list[Any]:
+        return [bookmarks, "nothing"]
+
+    def listing(self, partition: Any) -> Iterator[Any]:
+        if partition == "nothing":
+            return
+        for line in (self._folder / "shelves").read_text().split():
+            yield Document.deleted(line[1:]) if line.startswith("-") else Document(line, n=1)
+        yield Complete("a/", Bookmark("a", partition.get("a", 0) + 1))
+
+
+def test_what_a_listing_names_completely_by_the_beginning_of_ids(trial: PlanWorld, place: Path) -> None:
+    def bookmark() -> Any:
+        state = State(trial.root, trial.plan)
+        state.open_for_reading()
+        return load_memory(state, "docs").bookmarks.get("a")
+
+    shelves = place / "shelves"
+    shelves.write_text(" ".join([*(f"a/{n}" for n in range(4)), "a", *(f"b/{n}" for n in range(20))]))
+    trial.build(source=Shelves(place)).run()
+    assert (trial.counts(), bookmark()) == ({"delivered": 25}, 1)
+    shelves.write_text("a/0 a/1 a/2 -b/1 -b/2")
+    assert trial.run().exit == 0
+    assert (trial.counts(), bookmark()) == ({"delivered": 22, "deleted": 3}, 2)
+    shelves.write_text("-b/3")  # three of three are missing: they wait, and so does the bookmark
+    assert trial.run().exit == 2
+    assert (trial.counts(), bookmark()) == ({"delivered": 21, "deleted": 4}, 2)
+    shelves.write_text("a/1 a/2 -b/4")
+    assert trial.run().exit == 0
+    assert (trial.counts(), bookmark()) == ({"delivered": 19, "deleted": 6}, 3)
+
+
 def test_an_expired_cursor_begins_again_and_says_so(trial: PlanWorld, place: Path) -> None:
     def read(cursor: str | None) -> Iterator[tuple[Any, Any]]:
         if cursor == "t1" and (place / "expired").exists():

@@ -135,6 +135,7 @@ class SourceComparison:
             kept; some of these ids.
         known: number of documents that existed when the source was last listed.
         missing_count: number of those that are no longer listed, or of which the source says that they were deleted.
+        unlisted_count: number of those that are no longer listed.
         finds_missing: whether a document that is not listed counts as deleted.
 
     Args:
@@ -159,14 +160,18 @@ class SourceComparison:
         self.max_deleted = self._source.max_deleted
         self._documents = known
         self._wanted = wanted
-        self.finds_missing = listing.is_complete and not wanted.only_pending
+        self._within = [] if listing.is_complete else listing.complete_within
+        self.finds_missing = bool(listing.is_complete or self._within) and not wanted.only_pending
         self._others = conflicting_sources
-        self.paths = [p.path for p in listing.parts if p.rows]
-        self._starts = np.cumsum([0, *(p.rows for p in listing.parts if p.rows)])
+        parts = [p for p in listing.parts if p.rows and not (p.is_complete is None and listing.is_complete)]
+        self.paths = [p.path for p in parts]
+        self._kept = {p.path for p in parts if p.is_complete is None}
+        """Files of documents that were listed earlier: of those, one that would have been listed again is gone."""
+        self._starts = np.cumsum([0, *(p.rows for p in parts)])
         self._rows = int(self._starts[-1])
         self.duplicates = 0
         self.examples: list[str] = []
-        self.missing_count = 0
+        self.missing_count = self.unlisted_count = 0
         why = (
             f"its id is taken: source {' or '.join(conflicting_sources)} sends a document of this id to the same "
             "destination: give each source a prefix="
@@ -233,8 +238,9 @@ class SourceComparison:
         )
         if self._source.detect == "none":
             settled = "false"
+        exists = f"operation = 'upsert' AND {self._is_within('document')}"
         flags = (
-            f"CASE WHEN {settled} THEN {SETTLED} ELSE 0 END + CASE operation WHEN 'upsert' THEN {LIVE} ELSE 0 END + "
+            f"CASE WHEN {settled} THEN {SETTLED} ELSE 0 END + CASE WHEN {exists} THEN {LIVE} ELSE 0 END + "
             f"CASE WHEN forced OR due IS NOT NULL THEN {WAITING} ELSE 0 END"
         )
         conflicting = None
@@ -246,7 +252,8 @@ class SourceComparison:
             conflicting = " UNION ALL ".join(theirs)
         listed = "SELECT 0::UBIGINT AS h, h AS v, h AS f WHERE false"
         if self.paths:
-            listed = f"SELECT id AS h, version AS v, {listed_print} AS f FROM {_rows_of(self.paths)}"
+            columns = f"id AS h, version AS v, {listed_print} AS f"
+            listed = " UNION ALL ".join(f"SELECT {columns} FROM {rows}" for rows in self._listed_rows(self.paths))
         known = (
             f"SELECT document AS h, version AS v, {known_print} AS f, wave, {flags} AS flags "
             f"FROM documents WHERE source = {quote(self.name)}"
@@ -289,7 +296,8 @@ class SourceComparison:
     def _listed(self) -> Iterator[pa.RecordBatch]:
         for path, start in zip(self.paths, self._starts.tolist(), strict=False):
             columns = f"id, row + {start}, id, version, fingerprint, refused IS NOT NULL, deleted"
-            query = f"SELECT {columns} FROM {_rows_of([path])}"
+            [rows] = self._listed_rows([path])
+            query = f"SELECT {columns} FROM {rows}"
             yield from stream(self._db, query, _LISTED, self._rows)
 
     def _known(self) -> Iterator[pa.RecordBatch]:
@@ -394,6 +402,7 @@ class SourceComparison:
         trusted = f"WHEN {same_print} THEN NULL" if self._source.detect == "fingerprint" else ""
         return (
             f"CASE WHEN k.document IS NULL THEN CASE WHEN NOT l.deleted THEN '{Reason.NEW}' END "
+            f"WHEN l.id IS NULL AND NOT {self._is_within('k.document')} THEN NULL "
             f"WHEN l.id IS NULL OR l.deleted THEN CASE WHEN k.operation = 'upsert' THEN '{Reason.DELETED}' END "
             f"WHEN k.forced OR k.again <= {self._wanted.now_us} THEN '{Reason.FORCED}' {due} {always} "
             f"WHEN k.operation = 'delete' THEN '{Reason.NEW}' "
@@ -402,12 +411,28 @@ class SourceComparison:
             f"ELSE '{Reason.LOOK}' END"
         )
 
+    def _listed_rows(self, paths: list[str]) -> list[str]:
+        """Return relations, as SQL, of the rows of these files that count as listed."""
+        if not self._within or not self._kept.intersection(paths):
+            return [_rows_of(paths)]
+        kept = [path for path in paths if path in self._kept]
+        rows = [f"{_rows_of(kept)} WHERE NOT {self._is_within('id')}"]
+        others = [path for path in paths if path not in self._kept]
+        return [*rows, _rows_of(others)] if others else rows
+
+    def _is_within(self, column: str) -> str:
+        """Return SQL that tests whether a document would have been listed if it existed."""
+        if not self._within:
+            return "true"
+        return f"({' OR '.join(f'starts_with({column}, {quote(each)})' for each in self._within)})"
+
     def _store(self, joined: pa.Table) -> None:
         """Store the rows to process by their place in the listing, and those refused for a conflict after all
         others."""
         is_missing = pc.equal(joined["reason"], Reason.DELETED)
         missing = joined.filter(is_missing).combine_chunks()
         self.missing_count += missing.num_rows
+        self.unlisted_count += missing["place"].null_count
         for batch in missing.to_batches():
             files = batch.column("file").to_numpy(zero_copy_only=False).astype(np.int64)
             self._deleted_files.add(batch, files * self._deleted_parts // len(self._documents.files))

@@ -81,6 +81,7 @@ def list_sources(
     entries: WantedIds = NO_IDS,
     memories: Mapping[str, SourceMemory] = MappingProxyType({}),
     kept: Sequence[ListedPart] = (),
+    unprepared: Mapping[str, Exception] = MappingProxyType({}),
 ) -> list[Listing]:
     """List every source of the plan, or only certain documents, into files in ``folder``.
 
@@ -90,6 +91,7 @@ def list_sources(
             place.
         memories: source -> what its earlier listings want to be given.
         kept: documents that cannot be listed again, which are listed before all others.
+        unprepared: source -> why it cannot be listed in this scan.
     """
     sources = [n for n in sources_of(plan.nodes) if only is None or n.name in only]
     partitions: list[tuple[str, Any]] = []
@@ -110,6 +112,8 @@ def list_sources(
 
     for node in sources:
         try:
+            if node.name in unprepared:
+                raise unprepared[node.name]
             if only is None or not node.source.keeps_content:
                 wanted = (entries if only is None else only).get(node.name)
                 partitions += _partitions_of(node, wanted, memories.get(node.name, NOTHING_REMEMBERED))
@@ -182,7 +186,7 @@ class ListPartitions:
         doubts: list[Doubt] = []
         bookmarks: dict[str, Bookmark] = {}
         notes: list[str] = []
-        complete = 0
+        complete: list[Complete] = []
         live, listed = ProgressWriter(self.live), 0
         with ListingFile(self.folder, name, source) as out:
             for partition in partitions:
@@ -195,7 +199,7 @@ class ListPartitions:
                             bookmarks[entry.partition] = _check_bookmark(entry)
                             continue
                         if isinstance(entry, Complete):
-                            complete += 1
+                            complete.append(_check_complete(source, entry))
                             continue
                         if isinstance(entry, Note):
                             notes.append(shortened(plain_text(entry.text), limits.MESSAGE_CHARACTERS))
@@ -222,7 +226,8 @@ class ListPartitions:
                 doubts=tuple(doubts),
                 outage=first,
                 bookmarks=tuple(bookmarks.values()),
-                is_complete=complete == len(partitions),
+                is_complete=sum(each.within is None for each in complete) == len(partitions),
+                complete_within=tuple(each for each in complete if each.within is not None),
                 notes=tuple(notes),
             )
 
@@ -417,6 +422,12 @@ def _check_entry(entry: Any) -> Listed | Document:
     raise TypeError(
         f"its listing yields {safe_repr(entry)}: a Document, or a Listed of an id, a size and texts, is wanted"
     )
+
+
+def _check_complete(source: Source, complete: Complete) -> Complete:
+    """Return what was listed completely, with the beginning of full ids."""
+    within = complete.within if complete.within is None else source.full_id(complete.within)
+    return Complete(within, complete.bookmark and _check_bookmark(complete.bookmark))
 
 
 def _check_bookmark(bookmark: Bookmark) -> Bookmark:

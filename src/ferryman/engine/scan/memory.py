@@ -13,9 +13,12 @@ from ferryman import crash
 from ferryman.engine.results import ListedPart, Listing, Staged
 from ferryman.engine.scan.listing import ListingFile
 from ferryman.engine.tasks import CONTENT, LISTING, content_path
+from ferryman.errors import message_of
+from ferryman.observe import WARNING
 from ferryman.plan import SourceNode, sources_of
 from ferryman.records.rows import DOCUMENTS
 from ferryman.sources import Source
+from ferryman.state.logs import reader_name
 from ferryman.state.source_memory import (
     NOTHING_REMEMBERED,
     SourceMemory,
@@ -44,27 +47,52 @@ class SourceMemories:
 
     Attributes:
         current: source -> its memory, for sources that have any.
+        failures: source -> why it could not prepare the scan; it is not listed.
+        has_more: whether a source has more to list at once, as of the last commit.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._nodes = [node for node in sources_of(state.plan.nodes) if uses_memory(node)]
         self._listings: list[Listing] = []
+        self._held: frozenset[str] = frozenset()
+        self._to_release: list[SourceNode] = []
         self.current: dict[str, SourceMemory] = {}
+        self.failures: dict[str, Exception] = {}
+        self.has_more = False
 
-    def begin(self) -> None:
-        """Load the memories for a scan, and remove the files of older ones."""
+    def begin(self, *, prepare: bool) -> Iterator[str]:
+        """Load the memories for a scan, and remove the files of older ones; yield messages for people.
+
+        Args:
+            prepare: have the sources prepare a full scan, too.
+        """
         self._listings = []
+        self._to_release = []
+        self.failures = {}
+        self.has_more = False
         self.current = {node.name: load_memory(self._state, node.name) for node in self._nodes}
         remove_old_memories(self._state, self.current)
+        for node in self._nodes if prepare else ():
+            try:
+                yield from node.source.begin_scan(
+                    reader_name(self._state, node.name), self.current[node.name].bookmarks
+                )
+            except Exception as e:
+                self.failures[node.name] = e
 
     def kept(self, folder: StatePath) -> list[ListedPart]:
         """List the kept documents that still wait, in the version that was kept, into files in ``folder``."""
         return list_kept(self._state, self._nodes, self.current, folder, self._state.local_scratch)
 
-    def record(self, listings: Sequence[Listing]) -> None:
-        """Record what a full scan has listed: its bookmarks count once the wave that ends the scan commits."""
+    def record(self, listings: Sequence[Listing], held: frozenset[str]) -> None:
+        """Record what a full scan has listed: its bookmarks count once the wave that ends the scan commits.
+
+        Args:
+            held: sources with missing documents that are not deleted now.
+        """
         self._listings = [listing for listing in listings if listing.source.name in self.current]
+        self._held = held
 
     def commit(self, wave: int, staged: Sequence[Staged]) -> dict[str, int]:
         """Write the memories that have changed; return the transactions that the commit of this wave records.
@@ -78,14 +106,28 @@ class SourceMemories:
             name = listing.source.name
             before = self.current[name]
             marks = {m.partition: m.value for part in listing.parts for m in part.bookmarks}
+            if name not in self._held:
+                complete = (each.bookmark for part in listing.parts for each in part.complete_within)
+                marks |= {m.partition: m.value for m in complete if m is not None}
             bookmarks = {key: value for key, value in {**before.bookmarks, **marks}.items() if value is not None}
             kept = self._keep(listing, before, staged) if listing.source.source.keeps_content else ""
             memory = SourceMemory(bookmarks, kept)
             if memory != before:
                 transactions |= write_memory(self._state, name, wave, memory)
                 self.current[name] = memory
+                self._to_release.append(listing.source)
         self._listings = []
         return transactions
+
+    def after_commit(self) -> Iterator[str]:
+        """Have the sources release what they keep elsewhere before the bookmarks of the last commit; yield messages for
+        people."""
+        nodes, self._to_release = self._to_release, []
+        for node in nodes:
+            try:
+                self.has_more |= node.source.end_scan(self.current[node.name].bookmarks)
+            except Exception as e:  # the next scan releases it
+                yield f"{WARNING}source {node.name}: what was read could not be released: {message_of(e)}"
 
     def _keep(self, listing: Listing, before: SourceMemory, staged: Sequence[Staged]) -> str:
         """Write the content of the documents that wait, all of which were listed; return the file's name, that of the

@@ -90,7 +90,8 @@ class ScanPhase:
             wanted = due_documents.ids_by_source(state, due) if len(due) <= limits.NAMED_DOCUMENTS else None
         else:
             self._pending.unlisted_sources = set()
-        self._memories.begin()
+        for note in self._memories.begin(prepare=not only_pending):
+            self._report(note)
         kept = self._memories.kept(folder)
         with self._progress.follow() as live:
             listings = list_sources(
@@ -103,10 +104,9 @@ class ScanPhase:
                 entries,
                 self._memories.current,
                 kept,
+                self._memories.failures,
             )
         self._pending.record_listings(listings)
-        if not only_pending:
-            self._memories.record(listings)
         crash.point("scan.listed")
         changes = detect_changes(
             listings,
@@ -120,6 +120,8 @@ class ScanPhase:
             wave_bytes=self._settings.wave_bytes,
         )
         crash.point("scan.judged")
+        if not only_pending:
+            self._memories.record(listings, changes.held)
         changes = look_early(changes, self._pickled_plan, self._runner, self._progress)
         if rows := sum(batch.rows for batch in changes.batches):
             self._observer.outcome(describe_listing(listings, changes.batches))
@@ -140,6 +142,16 @@ class ScanPhase:
             staged: what the tasks of that wave have staged.
         """
         return self._memories.commit(wave, staged)
+
+    def after_commit(self) -> None:
+        """Have the sources release what they keep elsewhere, once what was read of it is committed."""
+        for note in self._memories.after_commit():
+            self._report(note)
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether a source has more to list at once."""
+        return self._memories.has_more
 
     def end(self) -> None:
         """Remove the scratch files: all changes were processed, or will be listed again."""
@@ -163,6 +175,8 @@ class ChangeSet(NamedTuple):
     complete: bool
     too_many: list[str]
     """Messages why deletes wait for an operator; each names ``--allow-deletes``."""
+    held: frozenset[str] = frozenset()
+    """Sources with missing documents that are not deleted."""
 
 
 def detect_changes(
@@ -214,7 +228,8 @@ def detect_changes(
         for comparison, h in zip(comparisons.values(), held, strict=True):
             comparison.split_deleted(splitter, h.allowed_rows)  # last: replacements elsewhere are delivered first
         complete = not any(x.failures for x in listings) and not any(h.contradicted for h in held)
-        return ChangeSet(splitter.finish(), notes, complete, [why for h in held for why in h.too_many])
+        sources = frozenset(x.source.name for x, h in zip(listings, held, strict=True) if h.too_many or h.contradicted)
+        return ChangeSet(splitter.finish(), notes, complete, [why for h in held for why in h.too_many], sources)
 
 
 def _incomplete(listing: Listing, why: str) -> str:
@@ -247,20 +262,23 @@ class HeldDeletes:
 
     def allowed_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of missing documents that are to be deleted."""
-        if self.contradicted:
-            return rows.slice(0, 0)
-        if not self._all and not self._folders:
+        if not self.contradicted and not self.too_many:
             return rows
+        said = pc.is_valid(rows.column("place"))  # what the source itself says was deleted, was deleted
+        if self.contradicted:
+            return rows.filter(said)
         folders = _folders_of(rows.column("id"), self._trim)
         if self._all:
-            return rows.filter(pc.is_in(folders, pa.array(sorted(self._allowed), pa.string())))
-        return rows.filter(pc.invert(pc.is_in(folders, pa.array(sorted(self._folders), pa.string()))))
+            allowed = pc.is_in(folders, pa.array(sorted(self._allowed), pa.string()))
+        else:
+            allowed = pc.invert(pc.is_in(folders, pa.array(sorted(self._folders), pa.string())))
+        return rows.filter(pc.or_(said, allowed))
 
 
 def hold_deletes(comparison: SourceComparison, listing: Listing, allowed: Allowed) -> HeldDeletes:
     """Decide which missing documents must not be deleted."""
     source: Source = listing.source.source
-    if not comparison.missing_count or not comparison.finds_missing:
+    if not comparison.unlisted_count or not comparison.finds_missing:
         return HeldDeletes()  # what the source itself says was deleted, was deleted
     contradicted = _find_contradiction(comparison, source, listing)
     if contradicted or allowed is True:
@@ -268,11 +286,11 @@ def hold_deletes(comparison: SourceComparison, listing: Listing, allowed: Allowe
     trim = len(source.prefix)
     allowed_names = frozenset(word.rstrip("/") for word in allowed) if allowed else frozenset()
     names = allowed_names | {word.removeprefix(source.prefix) for word in allowed_names}
-    missing = _count_by_folder((batch.column("id") for batch in comparison.missing()), trim)
+    missing = _count_by_folder((batch.column("id") for batch in _unlisted(comparison)), trim)
     allowed_count = sum(missing[name] for name in names)
     share = source.max_deleted
-    if comparison.missing_count - allowed_count > share * comparison.known:
-        why = too_many(comparison.name, "", comparison.missing_count, comparison.known, share, "")
+    if comparison.unlisted_count - allowed_count > share * comparison.known:
+        why = too_many(comparison.name, "", comparison.unlisted_count, comparison.known, share, "")
         return HeldDeletes(too_many=[why], _all=True, _allowed=names & missing.keys(), _trim=trim)
     held = HeldDeletes(_trim=trim)
     known = _known_by_folder(comparison, missing, trim) if share < 1 else Counter[str]()
@@ -310,7 +328,7 @@ def _sample_missing(comparison: SourceComparison, source: Source) -> Iterator[st
     """Yield the source's own ids of some missing documents: a few from each folder."""
     looked_at: Counter[str] = Counter()
     left = limits.DELETION_CHECKS
-    for batch in comparison.missing():
+    for batch in _unlisted(comparison):
         for id in batch.column("id").to_pylist():
             own = source.own_id(id)
             folder = own.rpartition("/")[0]
@@ -320,6 +338,12 @@ def _sample_missing(comparison: SourceComparison, source: Source) -> Iterator[st
                 left -= 1
                 if not left:
                     return
+
+
+def _unlisted(comparison: SourceComparison) -> Iterator[pa.RecordBatch]:
+    """Yield the missing documents without those of which the source says that they were deleted."""
+    for batch in comparison.missing():
+        yield batch.filter(pc.is_null(batch.column("place")))
 
 
 def _known_by_folder(comparison: SourceComparison, missing: Counter[str], trim: int) -> Counter[str]:
