@@ -212,7 +212,7 @@ def test_values_of_mysql_become_json(mysql_database: MySqlDatabase) -> None:
 
 def test_errors_of_mysql(mysql_database: MySqlDatabase) -> None:
     """What its user has to correct; a server that is away is waited for."""
-    with pytest.raises(UsageError, match="doesn't exist.*: correct the URL, the query or the rights"):
+    with pytest.raises(UsageError, match=r"doesn't exist.*: correct the URL, the query or the rights"):
         Sql(mysql_database.url, "SELECT id FROM nowhere", id="id").check()
     with pytest.raises(UsageError, match="Access denied"):
         Sql(mysql_database.url.replace("not-so-secret", "wrong"), "SELECT 1 AS id", id="id").check()
