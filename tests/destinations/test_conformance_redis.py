@@ -67,7 +67,7 @@ class TestJson(Suite):
 
 @pytest.mark.slow
 class TestSortedSet(Suite):
-    more = {"value": "sorted_set", "scores": "title"}  # noqa: RUF012
+    more = {"value": "sorted_set", "scores": "words"}  # noqa: RUF012
 
     def unfit(self, id: str, sequence: int) -> Delivery:
-        return delivery(id, sequence, fields={"title": {"word": "many"}})
+        return delivery(id, sequence, fields={"words": {"word": "many"}})

@@ -259,7 +259,7 @@ def test_a_large_chunk_is_several_scripts(real: RedisServer, prefix: str) -> Non
     ("arguments", "match"),
     [
         ({"url": "http://host"}, "does not begin with redis://"),
-        ({"url": "redis://:p@ss/w@host"}, "percent-encode"),
+        ({"url": "redis://:pa/ss@host"}, "percent-encode"),
         ({"prefix": ""}, "prefix=''"),
         ({"prefix": "ferryman:x"}, "Ferryman's own"),
         ({"value": "list"}, "choose one of hash, json, sorted_set"),

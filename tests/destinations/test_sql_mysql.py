@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import pickle
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 from unittest import mock
 
@@ -13,9 +15,10 @@ import pytest
 
 from ferryman.destinations import Delivery, Outcome, Sql
 from ferryman.destinations.sql import mysql
+from ferryman.destinations.sql.layout import Layout
 from ferryman.destinations.sql.search import search
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, PlanError, TransientError, Unavailable
-from ferryman.net import faults
+from ferryman.net import databases, faults
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.mysql import MySqlDatabase, mysql_database
 from tests.destinations.sql_table import CONTEXT, opened
@@ -187,7 +190,7 @@ def test_a_table_that_is_made_again_is_another_one(mysql_database: MySqlDatabase
     mysql_database.query("DROP TABLE documents")
     assert sql.identity() == ""
     with (
-        mock.patch("ferryman.destinations.sql.layout.Layout._identify", side_effect=KeyboardInterrupt),
+        mock.patch("uuid.uuid4", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         sql.check()
@@ -202,12 +205,12 @@ def test_a_table_that_is_made_again_is_another_one(mysql_database: MySqlDatabase
 def test_the_sequence_is_assigned_last(mysql_database: MySqlDatabase) -> None:
     """The upsert compares each column with the sequence that is there, not with the one that it sets: an older row
     changes nothing, a newer one everything."""
-    opened(Sql(mysql_database.url, columns={"title": "title"})).close()
-    layout = Sql(mysql_database.url, columns={"title": "title"})._layout
-    statements = mysql._Statements(layout)
+    Sql(mysql_database.url, columns={"title": "title"}).check()
+    layout = Layout("documents", "upsert", {"title": "title"}, mysql.MySQL.column_types)
+    statements = mysql.Statements(layout)
     for sequence, expected in ((5, 5), (3, 5), (5, 5), (9, 9)):
         values = dict.fromkeys(layout.names, f"of {sequence}") | {"sequence": sequence, "id": "a"}
-        row = mysql._row([values[name] for name in layout.names], layout.names)
+        row = mysql.row_text([values[name] for name in layout.names], layout.names)
         mysql_database.query((statements.insert + row + statements.replace).replace("%", "%%"))
         [(title, text, digest, there)] = mysql_database.query(
             "SELECT title, text, delivery_hash, sequence FROM documents"
@@ -265,61 +268,59 @@ def test_of_many_writers_the_newest_sequence_wins(mysql_database: MySqlDatabase)
 def test_who_is_overtaken_begins_again(mysql_database: MySqlDatabase) -> None:
     """A newer version that comes in between looking and writing is not overwritten: the late one is stale."""
     sql, other = opened(Sql(mysql_database.url)), opened(Sql(mysql_database.url))
-    inner = sql._writer
-    assert isinstance(inner, mysql.MySqlWriter)
-    put, rounds = inner._put, []
+    rows, rounds = Layout.rows, []
 
-    def meanwhile(*args: Any) -> None:
-        rounds.append(1)
+    def meanwhile(layout: Layout, chunk: list[Delivery]) -> Iterator[tuple[Any, ...]]:
+        rounds.append(len(chunk))
         if len(rounds) == 1:
             assert other.write([delivery("a", 9)]) == [OK]
-        put(*args)
+        return rows(layout, chunk)
 
-    with mock.patch.object(inner, "_put", meanwhile):
+    with mock.patch.object(Layout, "rows", meanwhile):
         assert sql.write([delivery("a", 5), delivery("b", 6)]) == [STALE, OK]
+    assert rounds[0] == 2
     sql.close()
     other.close()
     assert dict(mysql_database.query("SELECT id, sequence FROM documents")) == {"a": 9, "b": 6}
 
 
-def test_a_delete_waits_for_those_who_upsert(mysql_database: MySqlDatabase) -> None:
+def test_a_delete_waits_for_those_who_upsert(mysql_database: MySqlDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one is in the middle of upserting, a delete of the same new id is not done: nothing comes back after it."""
     Sql(mysql_database.url).check()
-    upserting, deleting, other = (opened(Sql(mysql_database.url)) for _ in range(3))
-    inner, waiting = upserting._writer, deleting._writer
-    assert isinstance(inner, mysql.MySqlWriter)
-    assert isinstance(waiting, mysql.MySqlWriter)
-    with inner._transaction() as cursor:
-        inner._lock(cursor, alone=False)
-        waiting._connection.cursor().execute("SET SESSION innodb_lock_wait_timeout=1")
+    monkeypatch.setattr(mysql, "LOCK_TIMEOUT_S", 1)
+    deleting, other = opened(Sql(mysql_database.url)), opened(Sql(mysql_database.url))
+    with closing(mysql.connect(databases.parse_url(mysql_database.url))) as upserting:
+        upserting.cursor().execute("SELECT id FROM ferryman_tables WHERE name = 'documents' LOCK IN SHARE MODE")
         with pytest.raises(TransientError, match="lock") as caught:
             deleting.write([delete("a", 2)])
         assert caught.value.universal
         assert other.write([delivery("b", 1)]) == [OK]
     assert deleting.write([delete("a", 2)]) == [OK]
-    for sql in (upserting, deleting, other):
+    for sql in (deleting, other):
         sql.close()
 
 
 def test_deadlocks_are_begun_again(mysql_database: MySqlDatabase) -> None:
     """A transaction that the server gives up for another's sake is repeated, a few times; then it is tried later."""
     sql = opened(Sql(mysql_database.url))
-    inner = sql._writer
-    assert isinstance(inner, mysql.MySqlWriter)
-    real, times = inner._write, []
+    deadlock = pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")
+    commit, times = pymysql.Connection.commit, []
 
-    def unlucky(chunk: list[Delivery]) -> list[Outcome]:
+    def unlucky(connection: Any) -> None:
         times.append(1)
         if len(times) < mysql.TRIES:
-            raise pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")
-        return real(chunk)
+            raise deadlock
+        commit(connection)
 
-    with mock.patch.object(inner, "_write", unlucky):
+    with mock.patch.object(pymysql.Connection, "commit", unlucky):
         assert sql.write([delivery("a", 1)]) == [OK]
-    always = pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")
-    with mock.patch.object(inner, "_write", side_effect=always), pytest.raises(Unavailable, match="other writers"):
+    with (
+        mock.patch.object(pymysql.Connection, "commit", side_effect=deadlock),
+        pytest.raises(Unavailable, match="other writers"),
+    ):
         sql.write([delivery("b", 2)])
     sql.close()
+    assert mysql_database.query("SELECT id FROM documents") == [("a",)]
 
 
 def test_a_unique_column_of_somebody_elses(mysql_database: MySqlDatabase) -> None:
@@ -396,12 +397,11 @@ def test_what_the_server_refuses(mysql_database: MySqlDatabase) -> None:
 
     def error(sql: Sql) -> DeliveryError:
         with pytest.raises(DeliveryError) as caught:
-            sql.check() if sql._writer is None else sql.write([delivery("a", 1)])
+            sql.write([delivery("a", 1)])
         return caught.value
 
-    missing = error(Sql(mysql_database.server.url_of("nowhere")))
-    assert isinstance(missing, Misconfigured)
-    assert "create the database" in str(missing)
+    with pytest.raises(Misconfigured, match="create the database"):
+        Sql(mysql_database.server.url_of("nowhere")).check()
     sql = opened(Sql(mysql_database.url))
     mysql_database.query("ALTER TABLE documents DROP COLUMN source")
     assert isinstance(error(sql), Misconfigured)

@@ -16,6 +16,7 @@ from ferryman.sources.records import Csv, JsonLines, Lines
 if TYPE_CHECKING:
     from ferryman.intake.source import Jobs
     from ferryman.sources.changes import Changes
+    from ferryman.sources.indexes import Elasticsearch, OpenSearch, Solr
     from ferryman.sources.kafka import Kafka
     from ferryman.sources.queue import Queue
     from ferryman.sources.sql import Sql
@@ -29,6 +30,7 @@ __all__ = [
     "CursorExpired",
     "DataFrame",
     "Doubt",
+    "Elasticsearch",
     "Entry",
     "Fetched",
     "Files",
@@ -40,9 +42,11 @@ __all__ = [
     "Log",
     "Memory",
     "Note",
+    "OpenSearch",
     "Piece",
     "Queue",
     "Rows",
+    "Solr",
     "Source",
     "Sql",
     "Unchanged",
@@ -50,9 +54,12 @@ __all__ = [
 
 _HEAVY: Final = {
     "Changes": "sources.changes",
+    "Elasticsearch": "sources.indexes",
     "Jobs": "intake.source",
     "Kafka": "sources.kafka",
+    "OpenSearch": "sources.indexes",
     "Queue": "sources.queue",
+    "Solr": "sources.indexes",
     "Sql": "sources.sql",
 }
 """Names loaded on demand, and their modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a

@@ -89,7 +89,7 @@ class MySqlWriter(dialect.Writer):
         self._url = url
         self._layout = layout
         self._name = name
-        self._sql = _Statements(layout)
+        self._sql = Statements(layout)
         self._connect()
 
     def _connect(self) -> None:
@@ -186,7 +186,7 @@ class MySqlWriter(dialect.Writer):
 
     def _put(self, cursor: Cursor, statement: str, end: str, deliveries: list[Delivery]) -> None:
         names = self._layout.names
-        rows = (_row(row, names).encode() for row in self._layout.rows(deliveries))
+        rows = (row_text(row, names).encode() for row in self._layout.rows(deliveries))
         self._execute_joined(cursor, statement, rows, end)
 
     def _execute_joined(self, cursor: Cursor, statement: str, rows: Iterable[bytes], end: str) -> None:
@@ -217,7 +217,12 @@ class MySqlWriter(dialect.Writer):
         cursor.execute(text)
 
 
-def _row(values: Sequence[Any], names: Sequence[str]) -> str:
+def row_text(values: Sequence[Any], names: Sequence[str]) -> str:
+    """Return the values of a row for an INSERT.
+
+    Raises:
+        UnicodeEncodeError: an id has a lone surrogate.
+    """
     return f"({','.join(_literal(value, name) for value, name in zip(values, names, strict=True))})"
 
 
@@ -250,7 +255,7 @@ def _as_text(value: str | bytes | bytearray) -> str:
     return value if isinstance(value, str) else bytes(value).decode(errors="replace")
 
 
-class _Statements:
+class Statements:
     """SQL statements for one table, with its names filled in."""
 
     def __init__(self, layout: Layout) -> None:
@@ -469,11 +474,6 @@ LOCK_TIMEOUT_S: Final = 30
 IDLE_TIMEOUT_S: Final = 600
 """Time for which the server keeps the session of a reader that does something else meanwhile."""
 
-_SETTINGS: Final = (
-    "SET SESSION sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone='+00:00', "
-    f"innodb_lock_wait_timeout={LOCK_TIMEOUT_S}, lock_wait_timeout={LOCK_TIMEOUT_S}, "
-    f"net_write_timeout={IDLE_TIMEOUT_S}, wait_timeout={IDLE_TIMEOUT_S}"
-)
 _ISOLATION: Final = "SET SESSION TRANSACTION ISOLATION LEVEL"
 
 
@@ -491,7 +491,11 @@ def connect(url: sa.URL, *, read_only: bool = False) -> pymysql.Connection[Any]:
     connection = pymysql.connect(**{**options, "charset": "utf8mb4", "autocommit": False})
     try:
         with connection.cursor() as cursor:
-            cursor.execute(_SETTINGS)
+            cursor.execute(
+                "SET SESSION sql_mode='STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone='+00:00', "
+                f"innodb_lock_wait_timeout={LOCK_TIMEOUT_S}, lock_wait_timeout={LOCK_TIMEOUT_S}, "
+                f"net_write_timeout={IDLE_TIMEOUT_S}, wait_timeout={IDLE_TIMEOUT_S}"
+            )
             cursor.execute(f"{_ISOLATION} {'REPEATABLE READ, READ ONLY' if read_only else 'READ COMMITTED'}")
     except BaseException:
         connection.close()
