@@ -98,11 +98,11 @@ class IndexSource(Source):
         raise NotImplementedError
 
     @contextmanager
-    def _server(self) -> Iterator[_Server]:
+    def _server(self) -> Iterator[IndexServer]:
         auth = self.auth
         if isinstance(auth, str) and " " not in auth:
             auth = f"ApiKey {auth}"
-        server = _Server(Http(self.url, shown=self.place(), auth=auth, ca=self.ca), self.place())
+        server = IndexServer(Http(self.url, shown=self.place(), auth=auth, ca=self.ca), self.place())
         try:
             yield server
         finally:
@@ -129,7 +129,7 @@ class IndexSource(Source):
         return Document.of(id, fields, None if raw is None else raw.encode())
 
 
-class _Server:
+class IndexServer:
     """Connection to an index's server."""
 
     def __init__(self, http: Http, shown: str) -> None:
@@ -198,6 +198,7 @@ class Slice(NamedTuple):
     Attributes:
         point: id of the point in time.
         order: field by which the server sorts: ``_shard_doc``, or ``_doc`` if the point is one of a single shard.
+        query: the source's, with the filter of an alias.
         number, of: which slice of how many.
         remembered: for the first one: value of the bookmark.
         notes: for the first one: what people should know.
@@ -205,6 +206,7 @@ class Slice(NamedTuple):
 
     point: str
     order: str
+    query: dict[str, Any]
     number: int = 0
     of: int = 1
     remembered: dict[str, Any] | None = None
@@ -285,7 +287,7 @@ class OpenSearch(IndexSource):
                         "that its documents cannot be read. Index them anew from where they came."
                     )
 
-    def _indices(self, server: _Server) -> dict[str, dict[str, Any]]:
+    def _indices(self, server: IndexServer) -> dict[str, dict[str, Any]]:
         """Return name -> aliases, mappings and settings of each concrete index.
 
         Raises:
@@ -318,7 +320,7 @@ class OpenSearch(IndexSource):
         )
         return [slices[0]._replace(remembered=first, notes=notes), *slices[1:]]
 
-    def _count(self, server: _Server, name: str, query: dict[str, Any]) -> int:
+    def _count(self, server: IndexServer, name: str, query: dict[str, Any]) -> int:
         answer, _ = server.ask("POST", f"/{quote(name, safe='')}/_count", {"query": query})
         self._raise_if_partial(answer)
         return int(answer["count"])
@@ -330,19 +332,20 @@ class OpenSearch(IndexSource):
         return {"bool": {"must": [self.query], "filter": filters}} if filters else self.query
 
     def _slices(
-        self, server: _Server, name: str, index: Mapping[str, Any], count: int, sorts_by_shard: bool
+        self, server: IndexServer, name: str, index: Mapping[str, Any], count: int, sorts_by_shard: bool
     ) -> Iterator[Slice]:
         """Open the points in time of an index, and yield its slices."""
+        query = self._query_of(index)
         if sorts_by_shard:
             pieces = self.pieces if count > SMALL else 1
             point = self._open(server, name)
-            yield from (Slice(point, "_shard_doc", number, pieces) for number in range(pieces))
+            yield from (Slice(point, "_shard_doc", query, number, pieces) for number in range(pieces))
             return
         # An order that all shards have in common would have to be loaded into memory, as of _id: one by one instead.
         for shard in range(int(index["settings"]["index.number_of_shards"])):
-            yield Slice(self._open(server, name, f"&preference=_shards:{shard}"), "_doc")
+            yield Slice(self._open(server, name, f"&preference=_shards:{shard}"), "_doc", query)
 
-    def _open(self, server: _Server, name: str, options: str = "") -> str:
+    def _open(self, server: IndexServer, name: str, options: str = "") -> str:
         path = f"/{quote(name, safe='')}/_search/point_in_time?keep_alive={KEEP_ALIVE}{options}"
         answer, _ = server.ask("POST", path)
         self._raise_if_partial(answer)
@@ -350,26 +353,23 @@ class OpenSearch(IndexSource):
         self._open_points.append(point)
         return point
 
-    def _close(self, server: _Server, points: Sequence[str]) -> None:
+    def _close(self, server: IndexServer, points: Sequence[str]) -> None:
         """Close points in time, of which some may have expired."""
         with suppress(DeliveryError, UsageError):
             if points:
                 server.ask("DELETE", "/_search/point_in_time", {"pit_id": list(points)}, expected=(404,))
 
-    def _has_shard_doc(self, server: _Server) -> bool:
+    def _has_shard_doc(self, server: IndexServer) -> bool:
         """Return whether the server sorts by ``_shard_doc``: from OpenSearch 3.3 on."""
         version = self._version(server)
         if version < (2, 4):
             raise UsageError(f"{self.place()}: it has no points in time: OpenSearch 2.4 or later is needed.")
         return version >= (3, 3)
 
-    def _version(self, server: _Server) -> tuple[int, ...]:
+    def _version(self, server: IndexServer) -> tuple[int, ...]:
         answer, _ = server.ask("GET", "/")
         number = str(answer.get("version", {}).get("number", ""))
         return tuple(int(part) for part in number.split("-")[0].split(".")[:2] if part.isdecimal())
-
-    def _point_of(self, piece: Slice) -> dict[str, Any]:
-        return {"pit": {"id": piece.point, "keep_alive": KEEP_ALIVE}}
 
     def listing(self, partition: Slice) -> Iterator[Listed | Document | Bookmark | Note]:
         if partition.remembered is not None:
@@ -378,7 +378,7 @@ class OpenSearch(IndexSource):
         with self._server() as server:
             yield from self._documents(server, partition)
 
-    def _documents(self, server: _Server, piece: Slice) -> Iterator[Listed | Document]:
+    def _documents(self, server: IndexServer, piece: Slice) -> Iterator[Listed | Document]:
         """Yield the documents of a slice, page by page.
 
         Raises:
@@ -386,9 +386,12 @@ class OpenSearch(IndexSource):
             TransientError: fewer documents came than were counted.
         """
         body: dict[str, Any] = {
-            **self._point_of(piece), "query": self.query, "sort": [{piece.order: "asc"}], "size": FIRST_PAGE,
+            "pit": {"id": piece.point, "keep_alive": KEEP_ALIVE},
+            "query": piece.query,
+            "sort": [{piece.order: "asc"}],
+            "size": FIRST_PAGE,
             "track_total_hits": True,
-        }  # fmt: skip
+        }
         if piece.of > 1:
             body["slice"] = {"id": piece.number, "max": piece.of}
         listed, total = 0, None
@@ -440,19 +443,19 @@ class Elasticsearch(OpenSearch):
 
     _named = "Elasticsearch"
 
-    def _open(self, server: _Server, name: str, options: str = "") -> str:
+    def _open(self, server: IndexServer, name: str, options: str = "") -> str:
         answer, _ = server.ask("POST", f"/{quote(name, safe='')}/_pit?keep_alive={KEEP_ALIVE}{options}")
         self._raise_if_partial(answer)
         point = str(answer["id"])
         self._open_points.append(point)
         return point
 
-    def _close(self, server: _Server, points: Sequence[str]) -> None:
+    def _close(self, server: IndexServer, points: Sequence[str]) -> None:
         for point in points:
             with suppress(DeliveryError, UsageError):
                 server.ask("DELETE", "/_pit", {"id": point}, expected=(404,))
 
-    def _has_shard_doc(self, server: _Server) -> bool:
+    def _has_shard_doc(self, server: IndexServer) -> bool:
         if self._version(server) < (7, 12):
             raise UsageError(f"{self.place()}: it has no points in time: Elasticsearch 7.12 or later is needed.")
         return True
@@ -560,13 +563,13 @@ class Solr(IndexSource):
         parts = [Part(key, copies, number, pieces) for number in range(pieces)]
         return [parts[0]._replace(remembered={"count": count}, notes=notes), *parts[1:]]
 
-    def _schema(self, server: _Server) -> dict[str, Any]:
+    def _schema(self, server: IndexServer) -> dict[str, Any]:
         schema: dict[str, Any] = server.ask("GET", "/schema?wt=json")[0]["schema"]
         if not schema.get("uniqueKey"):
             raise UsageError(f"{self.place()}: its schema has no unique key, by which documents are known.")
         return schema
 
-    def _can_split(self, server: _Server, key: str) -> bool:
+    def _can_split(self, server: IndexServer, key: str) -> bool:
         """Return whether Solr can filter by a hash of the key, for which the key must have docValues."""
         try:
             self._select(server, key, {"rows": 0, **_hash_filter(key, 0, 2)})
@@ -574,7 +577,7 @@ class Solr(IndexSource):
             return False
         return True
 
-    def _notes(self, server: _Server, key: str, copies: Sequence[tuple[str, str]]) -> Iterator[str]:
+    def _notes(self, server: IndexServer, key: str, copies: Sequence[tuple[str, str]]) -> Iterator[str]:
         """Yield what people should know of fields that cannot be read as they were written."""
         luke, _ = server.ask("GET", "/admin/luke?numTerms=0&wt=json", expected=(403, 404))
         names = [
@@ -593,7 +596,7 @@ class Solr(IndexSource):
                 f"{', '.join(unordered)}"
             )
 
-    def _select(self, server: _Server, key: str, more: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    def _select(self, server: IndexServer, key: str, more: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """
         Raises:
             Unavailable: the results are partial.
@@ -613,7 +616,7 @@ class Solr(IndexSource):
         with self._server() as server:
             yield from self._documents(server, partition)
 
-    def _documents(self, server: _Server, part: Part) -> Iterator[Document]:
+    def _documents(self, server: IndexServer, part: Part) -> Iterator[Document]:
         """Yield the documents of a part, page by page.
 
         Raises:
