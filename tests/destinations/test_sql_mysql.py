@@ -207,7 +207,7 @@ def test_the_sequence_is_assigned_last(mysql_database: MySqlDatabase) -> None:
     changes nothing, a newer one everything."""
     Sql(mysql_database.url, columns={"title": "title"}).check()
     layout = Layout("documents", "upsert", {"title": "title"}, mysql.MySQL.column_types)
-    statements = mysql.Statements(layout)
+    statements = mysql.MySqlStatements(layout)
     for sequence, expected in ((5, 5), (3, 5), (5, 5), (9, 9)):
         values = dict.fromkeys(layout.names, f"of {sequence}") | {"sequence": sequence, "id": "a"}
         row = mysql.row_text([values[name] for name in layout.names], layout.names)

@@ -97,7 +97,7 @@ number of the command's arguments, and these."""
 _log = logging.getLogger("ferryman")
 
 
-class _Record(msgspec.Struct, array_like=True):
+class _LastWrite(msgspec.Struct, array_like=True):
     """Last delivery of an id, as the hash ``…versions`` has it: after sequence and hash, which the script reads."""
 
     hash: str
@@ -109,7 +109,7 @@ class _Record(msgspec.Struct, array_like=True):
 
 
 _pack = msgspec.msgpack.Encoder().encode
-_decode_record = msgspec.msgpack.Decoder(_Record).decode
+_decode_record = msgspec.msgpack.Decoder(_LastWrite).decode
 _json = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -298,7 +298,7 @@ class Redis(Destination):
                 found: list[bytes | None] = client.hmget(self._versions, keys)  # type: ignore[assignment]
                 yield from ((id, record) for id, record in zip(keys, found, strict=True) if record is not None)
 
-    def _stored(self, client: redis_.Redis, entries: list[tuple[bytes, _Record]]) -> Iterator[Stored]:
+    def _stored(self, client: redis_.Redis, entries: list[tuple[bytes, _LastWrite]]) -> Iterator[Stored]:
         """Yield those of these documents whose values are there, with what has become of them."""
         there = [(id, record) for id, record in entries if record.operation == "upsert"]
         with client.pipeline(transaction=False) as pipeline:
@@ -400,7 +400,9 @@ class Redis(Destination):
             content = _content_hash(self.value, _as_read(self.value, parts))
         if any(len(part) > VALUE_BYTES for part in parts):
             raise BadDocument(f"it is larger than the {VALUE_BYTES >> 20} MB of a value: shorten it in a step.")
-        record = _Record(delivery.hash, delivery.operation, content, delivery.source, delivery.version, delivery.route)
+        record = _LastWrite(
+            delivery.hash, delivery.operation, content, delivery.source, delivery.version, delivery.route
+        )
         packed = b" ".join((sequence, digest, _pack(record)))
         key, command = self.prefix.encode() + id, _COMMANDS[self.value]
         return [key, id, sequence, digest, packed, command, str(len(parts)).encode(), *parts]
@@ -495,7 +497,7 @@ class Redis(Destination):
         return Misconfigured(f"{text}: is it a Redis that runs scripts? Correct the URL, then run again.")
 
 
-def read_record(record: bytes) -> _Record:
+def read_record(record: bytes) -> _LastWrite:
     """Return an entry of the hash ``…versions``."""
     return _decode_record(record.split(b" ", 2)[2])
 

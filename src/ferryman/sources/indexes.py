@@ -116,7 +116,7 @@ class IndexSource(Source):
         known = (bookmarks.get(_WHOLE) or {}).get("count", 0)
         if not count and known and not self.may_be_empty:
             raise TransientError(
-                f"{self.place()}: no documents, where {known} were known: was it emptied, or made anew? If that is "
+                f"{self.place()}: no documents, where {known} were known: was it emptied, or made again? If that is "
                 "right, say may_be_empty=True"
             )
 
@@ -230,7 +230,7 @@ class OpenSearch(IndexSource):
         url: of the server or cluster; ``${NAME}`` in it and in ``auth`` is filled in from the environment.
         index: name of an index or an alias (with its filter), several with commas between them, or a pattern.
         query: which documents, in the server's query language: ``{"term": {"kind": "play"}}``; None: all.
-        content: field whose text becomes the raw bytes, and is no field then.
+        content: field whose text becomes the raw bytes; it is left out of the fields then.
         auth: ``(user, password)``, an API key as text, or a whole header: ``"Bearer ${TOKEN}"``.
         ca: a PEM file with the authorities to trust; None: the system's.
         pieces: slices of each index, 1024 at most; an index of up to 10 000 documents is read in one.
@@ -284,7 +284,7 @@ class OpenSearch(IndexSource):
                 if source.get("enabled") in (False, "false") or source.get("includes") or source.get("excludes"):
                     raise UsageError(
                         f"{self.place()}: the mappings of {name} do not keep the whole _source ({_text(source)}), so "
-                        "that its documents cannot be read. Index them anew from where they came."
+                        "that its documents cannot be read. Index them again from where they came."
                     )
 
     def _indices(self, server: IndexServer) -> dict[str, dict[str, Any]]:
@@ -466,7 +466,7 @@ class Elasticsearch(OpenSearch):
 # Solr.
 
 
-class Part(NamedTuple):
+class HashPart(NamedTuple):
     """A part of a collection: the documents whose key has this hash.
 
     Attributes:
@@ -501,7 +501,7 @@ class Solr(IndexSource):
         url: of the collection, core or alias: ``…/solr/<name>``. ``${NAME}`` in it and in ``auth`` is filled in from
             the environment.
         query: which documents, in Solr's query language.
-        content: field whose text becomes the raw bytes, and is no field then.
+        content: field whose text becomes the raw bytes; it is left out of the fields then.
         auth: ``(user, password)``, or a whole header: ``"Bearer ${TOKEN}"``.
         ca: a PEM file with the authorities to trust; None: the system's.
         pieces: parts, if there are more than 10 000 documents.
@@ -552,7 +552,7 @@ class Solr(IndexSource):
                         "documents. Take it out of solrconfig.xml, or name a handler without it."
                     )
 
-    def partitions_after(self, bookmarks: Mapping[str, Any]) -> list[Part]:
+    def partitions_after(self, bookmarks: Mapping[str, Any]) -> list[HashPart]:
         with self._server() as server:
             schema = self._schema(server)
             key = schema["uniqueKey"]
@@ -562,7 +562,7 @@ class Solr(IndexSource):
             copies = tuple((each["source"], each["dest"]) for each in schema.get("copyFields", ()))
             pieces = self.pieces if count > SMALL and self._can_split(server, key) else 1
             notes = tuple(self._notes(server, key, copies))
-        parts = [Part(key, copies, number, pieces) for number in range(pieces)]
+        parts = [HashPart(key, copies, number, pieces) for number in range(pieces)]
         return [parts[0]._replace(remembered={"count": count}, notes=notes), *parts[1:]]
 
     def _schema(self, server: IndexServer) -> dict[str, Any]:
@@ -611,14 +611,14 @@ class Solr(IndexSource):
             raise UsageError(f"{self.place()}: what answers there is not a collection of Solr. Correct the url.")
         return answer, size
 
-    def listing(self, partition: Part) -> Iterator[Listed | Document | Bookmark | Note]:
+    def listing(self, partition: HashPart) -> Iterator[Listed | Document | Bookmark | Note]:
         if partition.remembered is not None:
             yield Bookmark(_WHOLE, partition.remembered)
             yield from map(Note, partition.notes)
         with self._server() as server:
             yield from self._documents(server, partition)
 
-    def _documents(self, server: IndexServer, part: Part) -> Iterator[Document]:
+    def _documents(self, server: IndexServer, part: HashPart) -> Iterator[Document]:
         """Yield the documents of a part, page by page.
 
         Raises:
@@ -642,7 +642,7 @@ class Solr(IndexSource):
         if listed < (fewest or 0):
             raise TransientError(f"{self.place()}: {listed} documents came, where Solr had at least {fewest}")
 
-    def _document(self, part: Part, doc: Mapping[str, Any]) -> Document:
+    def _document(self, part: HashPart, doc: Mapping[str, Any]) -> Document:
         fields = {
             name: value
             for name, value in doc.items()

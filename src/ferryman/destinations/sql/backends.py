@@ -12,7 +12,7 @@ BACKENDS: Final = ("sqlite", "postgresql", "mysql")
 """SQLAlchemy's names of the databases that have a dialect."""
 
 SEARCHED: Final = ("sqlite", "postgresql")
-"""Those of them whose tables ``ferryman search`` can search."""
+"""Names of the databases whose tables ``ferryman search`` can search."""
 
 
 def dialect_of(url: sa.URL) -> Dialect:

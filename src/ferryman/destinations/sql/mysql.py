@@ -89,7 +89,7 @@ class MySqlWriter(dialect.Writer):
         self._url = url
         self._layout = layout
         self._name = name
-        self._sql = Statements(layout)
+        self._sql = MySqlStatements(layout)
         self._connect()
 
     def _connect(self) -> None:
@@ -255,7 +255,7 @@ def _as_text(value: str | bytes | bytearray) -> str:
     return value if isinstance(value, str) else bytes(value).decode(errors="replace")
 
 
-class Statements:
+class MySqlStatements:
     """SQL statements for one table, with its names filled in."""
 
     def __init__(self, layout: Layout) -> None:
