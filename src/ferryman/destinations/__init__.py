@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from ferryman.destinations.kafka import Kafka
     from ferryman.destinations.lancedb import LanceDB
     from ferryman.destinations.milvus import Milvus
-    from ferryman.destinations.opensearch import OpenSearch
+    from ferryman.destinations.opensearch import Elasticsearch, OpenSearch
     from ferryman.destinations.qdrant import Qdrant
     from ferryman.destinations.queue import Queue
+    from ferryman.destinations.redis import Redis
     from ferryman.destinations.solr import Solr
     from ferryman.destinations.sql import Sql
     from ferryman.destinations.vectors import VectorField
@@ -29,6 +30,7 @@ __all__ = [
     "DestinationContext",
     "Directory",
     "Effect",
+    "Elasticsearch",
     "Guarantee",
     "JobIdentifiers",
     "JsonLines",
@@ -41,6 +43,7 @@ __all__ = [
     "Outcome",
     "Qdrant",
     "Queue",
+    "Redis",
     "Solr",
     "Sql",
     "Stored",
@@ -50,6 +53,7 @@ __all__ = [
 
 _HEAVY: Final = {
     "Directory": "destinations.files",
+    "Elasticsearch": "destinations.opensearch",
     "JobIdentifiers": "intake.destination",
     "JsonLines": "destinations.files",
     "Kafka": "destinations.kafka",
@@ -58,6 +62,7 @@ _HEAVY: Final = {
     "OpenSearch": "destinations.opensearch",
     "Qdrant": "destinations.qdrant",
     "Queue": "destinations.queue",
+    "Redis": "destinations.redis",
     "Solr": "destinations.solr",
     "Sql": "destinations.sql",
     "VectorField": "destinations.vectors",

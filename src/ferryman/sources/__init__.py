@@ -16,6 +16,7 @@ from ferryman.sources.records import Csv, JsonLines, Lines
 if TYPE_CHECKING:
     from ferryman.intake.source import Jobs
     from ferryman.sources.changes import Changes
+    from ferryman.sources.indexes import Elasticsearch, OpenSearch, Solr
     from ferryman.sources.kafka import Kafka
     from ferryman.sources.postgres_changes import PostgresChanges
     from ferryman.sources.queue import Queue
@@ -31,6 +32,7 @@ __all__ = [
     "CursorExpired",
     "DataFrame",
     "Doubt",
+    "Elasticsearch",
     "Entry",
     "Fetched",
     "Files",
@@ -42,11 +44,13 @@ __all__ = [
     "Log",
     "Memory",
     "Note",
+    "OpenSearch",
     "Piece",
     "PostgresChanges",
     "Queue",
     "Retained",
     "Rows",
+    "Solr",
     "Source",
     "Sql",
     "TableChanges",
@@ -55,10 +59,13 @@ __all__ = [
 
 _HEAVY: Final = {
     "Changes": "sources.changes",
+    "Elasticsearch": "sources.indexes",
     "Jobs": "intake.source",
     "Kafka": "sources.kafka",
     "PostgresChanges": "sources.postgres_changes",
+    "OpenSearch": "sources.indexes",
     "Queue": "sources.queue",
+    "Solr": "sources.indexes",
     "Sql": "sources.sql",
     "TableChanges": "sources.table_changes",
 }
