@@ -160,6 +160,13 @@ class Directory(Destination):
     document may be there. One writer at a time, on the machine of the folder: SQLite's locks do not hold on network
     file systems.
 
+    **Elsewhere.** The folder may be a URL: ``s3://bucket/folder``, ``gs://…``, ``az://…`` (``ferryman[store]``),
+    ``ftp://host/folder`` (``ferryman[fsspec]``), ``sftp://…`` (``ferryman[sftp]``), ``smb://host/share/folder``
+    (``ferryman[smb]``), ``webhdfs://…`` (``ferryman[hdfs]``). Names, content and promises are the same; the index is a
+    row of small files in ``.ferryman/index``. A file is uploaded under another name, in ``.ferryman/new``, and renamed.
+    Where a server cannot rename over a file (HDFS, some FTP servers, SFTP without ``posix-rename@openssh.com``), the
+    older one is removed before, so that its name is missing for a moment; each run says so.
+
     Raises:
         PlanError: when it is made: an argument that cannot be meant.
     """
@@ -173,10 +180,11 @@ class Directory(Destination):
         stored="a file a document; its index has the hash and sequence of each document, and of each delete",
         limits=(f"a name of more than {NAME_BYTES} bytes, or a path of more than {PATH_BYTES}, is made up",),
         outcomes=(
-            ("no room, a disk in trouble", "transient, about all"),
-            ("no right to write", "permanent, about all"),
+            ("no room, a disk in trouble, no connection", "transient, about all"),
+            ("no right to write, a login that is refused", "permanent, about all"),
             ("a file of this name was there before", "permanent"),
         ),
+        tested=("OpenSSH 9.2", "pyftpdlib 2", "Samba 4.17", "moto 5 (S3)"),
     )
 
     def __init__(
@@ -542,7 +550,8 @@ class JsonLines(Destination):
     in two files: after a kill a chunk is written again, and if it is cut the same it makes the same file, but rows
     that were not sure to have arrived may be cut differently then. Nothing that was confirmed is ever overwritten.
 
-    A killed writer leaves at most a file whose name begins with a dot. Ignore it; it is removed later.
+    A killed writer leaves at most a file whose name, or whose folder's name, begins with a dot. Ignore it; it is
+    removed later. The folder may be a URL, see ``Directory``: then each chunk of a wave is a file there.
     """
 
     effect = Effect.IDEMPOTENT
@@ -551,8 +560,8 @@ class JsonLines(Destination):
         stored="a line a delivery, deletes too, with hash and sequence",
         limits=("a file has `rows` lines at most, and ends at the plan's `batch_bytes`",),
         outcomes=(
-            ("no room, a disk in trouble", "transient, about all"),
-            ("no right to write", "permanent, about all"),
+            ("no room, a disk in trouble, no connection", "transient, about all"),
+            ("no right to write, a login that is refused", "permanent, about all"),
             ("fields that are no JSON", "permanent"),
         ),
     )

@@ -159,12 +159,15 @@ class LocalFolder:
         return sorted(name for name in files.list_names(self._at(folder)))
 
     def put(self, files_: Sequence[tuple[str, bytes]]) -> None:
+        if self._new is None:
+            for name, data in files_:
+                files.replace(self._at(name), data)
+            return
         placed = []
         for name, data in files_:
-            path = self._at(name)
-            temporary = self._new / uuid.uuid4().hex if self._new else disk.temporary_name(path)
+            temporary = self._new / uuid.uuid4().hex
             disk.write_synced(temporary, data)
-            placed.append((temporary, path))
+            placed.append((temporary, self._at(name)))
         crash.point("files.uploaded")
         for temporary, path in placed:
             files.make_folder(path.parent)
