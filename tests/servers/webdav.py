@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import urllib.error
 import urllib.request
+import uuid
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,7 @@ class WebDav(Server):
 
     name = "webdav"
     usual_port = 8090
+    etags = "own"
 
     @classmethod
     def install(cls) -> Path:
@@ -54,7 +56,10 @@ class WebDav(Server):
 
     def command(self) -> list[str]:
         config = str(self.folder / "wsgidav.yaml")
-        return [sys.executable, "-m", "wsgidav.server.server_cli", "--config", config, "--server", "cheroot"]
+        return [sys.executable, "-m", "tests.servers.webdav", self.etags, "--config", config, "--server", "cheroot"]
+
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(Path(__file__).parents[2])}
 
     def ready(self) -> bool:
         try:
@@ -71,3 +76,36 @@ class WebDav(Server):
     def login(self) -> dict[str, str]:
         """The environment of a client."""
         return {"WEBDAV_USER": USER, "WEBDAV_PASSWORD": PASSWORD}
+
+
+class WeakWebDav(WebDav):
+    """Its etags are weak."""
+
+    name = "weak-webdav"
+    usual_port = 0
+    etags = "weak"
+
+
+class RandomWebDav(WebDav):
+    """Its etags are other ones in each answer."""
+
+    name = "random-webdav"
+    usual_port = 0
+    etags = "random"
+
+
+def main() -> None:
+    from wsgidav import util
+    from wsgidav.server import server_cli
+
+    etags = sys.argv.pop(1)
+    own = util.get_file_etag
+    if etags == "weak":
+        util.get_file_etag = lambda path: f'W/"{own(path)}"'
+    elif etags == "random":
+        util.get_file_etag = lambda path: uuid.uuid4().hex
+    server_cli.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from ferryman import limits
 from ferryman.errors import UsageError, plain_text
 from ferryman.net.faults import is_connection_error
 
@@ -64,6 +65,27 @@ PROTOCOLS: Final[dict[str, Protocol]] = {
     "webhdfs": Protocol("WebHdfs", "requests", "hdfs", ""),
 }
 """Scheme -> protocol."""
+
+
+class Changes(NamedTuple):
+    """What a file system says of changes, and how far it is believed.
+
+    Attributes:
+        etags: whether an etag or a checksum is made of the content. Else it is made of a time, and believed like one.
+        age_s: age from which a time is believed (seconds).
+    """
+
+    etags: bool
+    age_s: float
+
+
+_STORE: Final = Changes(True, limits.FINGERPRINT_TRUST_S)
+_DRIVE: Final = Changes(False, limits.DRIVE_TRUST_S)
+
+
+def changes_of(url: str) -> Changes:
+    """Return what is believed of the file system of a URL."""
+    return _DRIVE if protocol_of(url) else _STORE
 
 
 def protocol_of(url: str) -> Protocol | None:
@@ -116,6 +138,11 @@ class Drive:
     def where(self) -> str:
         """Return the URL without secrets."""
         return shown(self.url)
+
+    @property
+    def root_marker(self) -> str:
+        """Return the path of the file system's root."""
+        return "/" if protocol_of(self.url) else ""
 
     def not_installed(self) -> str:
         """Return which package is missing, with the command that installs it; "" if none is. Opens nothing."""
