@@ -18,6 +18,8 @@ from ferryman import crash
 from ferryman.destinations import Destination, Directory, JsonLines, file_index
 from ferryman.destinations.files import path_of_id
 from ferryman.errors import Misconfigured, PlanError, TransientError, Unavailable
+from ferryman.sources import Files, Listed
+from ferryman.sources.files import name_of_file
 from ferryman.storage import folders
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
 from tests.destinations.elsewhere import DRIVES, EVERYWHERE, ODD, Elsewhere, context, opened, place_on, shown
@@ -33,6 +35,11 @@ def where(request: pytest.FixtureRequest, server: Callable[[str], Any], monkeypa
 @pytest.fixture(params=DRIVES)
 def drive(request: pytest.FixtureRequest, server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     return place_on(request.param, server, monkeypatch)
+
+
+def _slow(names: list[str]) -> list[Any]:
+    """Parameters of which only the first is tried in an ordinary run."""
+    return [names[0], *(pytest.param(name, marks=pytest.mark.slow) for name in names[1:])]
 
 
 @pytest.fixture
@@ -104,6 +111,7 @@ class Lines(Promises):
         return list(dict.fromkeys(json.loads(line)["hash"] for line in lines))
 
 
+@pytest.mark.slow
 class TestLinesByFtp(Lines):
     on = "ftp"
 
@@ -208,10 +216,14 @@ def _write_and_die(task: bytes, rows: list[Any], point: str) -> None:
         destination.maintain()
 
 
+@pytest.mark.parametrize("name", _slow(DRIVES))
 @pytest.mark.parametrize("point", list(crash.FILES))
-def test_a_kill_leaves_nothing_half(drive: Any, point: str) -> None:
+def test_a_kill_leaves_nothing_half(
+    name: str, point: str, server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At each point every file under its name is whole, of the version before or after; the same rows repair it, and
     what a kill has left is swept."""
+    drive = place_on(name, server, monkeypatch)
     out = opened(drive)
     out.write([delivery(f"doc-{i}", i, f"before {i}" * 1000) for i in range(1, 4)])
     out.close()
@@ -234,8 +246,10 @@ def test_a_kill_leaves_nothing_half(drive: Any, point: str) -> None:
     again.close()
 
 
-def test_lines_are_never_seen_half(drive: Any) -> None:
+@pytest.mark.parametrize("name", _slow(DRIVES))
+def test_lines_are_never_seen_half(name: str, server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill in the middle leaves no line file; what it left is swept when it is old by the server's clock."""
+    drive = place_on(name, server, monkeypatch)
     lines = JsonLines(drive.url, storage_options=drive.options or None)
     lines.check()
     task = cloudpickle.dumps((lines, context()))
@@ -309,6 +323,25 @@ def test_a_worker_of_a_closed_pass_writes_nothing(ftp: Any) -> None:
     with pytest.raises(Unavailable, match="closed"):
         out.write([delivery("a", 1)])
     assert shown(ftp) == {}
+    out.close()
+
+
+@pytest.mark.slow
+def test_hdfs(server: Callable[[str], Any]) -> None:
+    """All names, replaced and deleted; read back as a source; its rename does not overwrite, which each run says."""
+    url = f"{server('hdfs').url.replace('://', '://ann@')}/out/deep"
+    out = Directory(url)
+    out.check()
+    out.open(context())
+    assert {o.kind for o in out.write([delivery(id, i, "one") for i, id in enumerate(ODD, 1)])} == {"ok"}
+    changed = [delivery(id, i, "two") for i, id in enumerate(ODD[:9], 100)]
+    assert {o.kind for o in out.write([*changed, *(delete(id, i) for i, id in enumerate(ODD[9:], 200))])} == {"ok"}
+    assert {each.id: each.intact for each in out.inventory(context())} == dict.fromkeys(ODD[:9], True)
+    assert "missing for a moment" in out.maintain()[0]
+    source = Files(url, exclude=".ferryman")
+    found = [entry for piece in source.partitions() for entry in source.listing(piece) if isinstance(entry, Listed)]
+    assert {source.read(entry).raw for entry in found} == {b"two"}  # type: ignore[union-attr]
+    assert {name_of_file(entry.id) for entry in found} == {path_of_id(id) for id in ODD[:9]}
     out.close()
 
 

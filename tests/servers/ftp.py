@@ -18,7 +18,7 @@ PASSWORD: Final = "f1sh-und3r-1ce"
 
 
 class Ftp(Server):
-    """Serves ``files``; with ``keep = True`` it does not rename over a file, as some servers."""
+    """Serves ``files``, of which ``closed`` may not be entered."""
 
     name = "ftp"
     usual_port = 2121
@@ -31,7 +31,7 @@ class Ftp(Server):
         return Path(sys.prefix)
 
     def layout(self) -> None:
-        self.files.mkdir()
+        (self.files / "closed").mkdir(parents=True)  # its user may not enter it
 
     @property
     def files(self) -> Path:
@@ -89,6 +89,7 @@ def main() -> None:
 
     authorizer = DummyAuthorizer()
     authorizer.add_user(USER, PASSWORD, arguments.folder, perm="elradfmwMT")
+    authorizer.override_perm(USER, os.path.join(arguments.folder, "closed"), perm="", recursive=True)
     Handler.authorizer = authorizer
     if arguments.old:
         Handler.abstracted_fs = KeepingFiles

@@ -33,8 +33,12 @@ _ETAGS: Final = ("ETag", "etag", "md5Hash", "content_md5", "content_hash", "chec
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "updated")
 """Keys under which fsspec's file systems give the time of modification; above, an etag or checksum."""
 
-_WEB_SCHEMES: Final = {"webdav": "http", "webdavs": "https"}
-"""Scheme -> the one by which a browser opens the same file."""
+_WEB_URLS: Final = {
+    "webdav": "http://{}/{}",
+    "webdavs": "https://{}/{}",
+    "webhdfs": "http://{}/webhdfs/v1/{}?op=OPEN",
+}
+"""Scheme -> URL by which a browser opens a file of this host and path; of the others it is the file's own."""
 
 _PERMANENT_ERRORS: Final = (PermissionError, zipfile.BadZipFile, NotImplementedError)
 _STREAM_BYTES: Final = 4 * limits.MIB
@@ -229,7 +233,9 @@ class Bucket:
         if protocol_of(self._url) is None:
             return None
         scheme, _, rest = without_login(self._url).partition("://")
-        return f"{_WEB_SCHEMES.get(scheme, scheme)}://{rest.rstrip('/')}/{quote(key_of(id), errors='surrogateescape')}"
+        host, _, folder = rest.partition("/")
+        path = "/".join(filter(None, (folder.rstrip("/"), quote(key_of(id), errors="surrogateescape"))))
+        return _WEB_URLS.get(scheme, scheme + "://{}/{}").format(host, path)
 
     def read(self, listed: Listed, limit_bytes: int) -> FileContent:
         try:
