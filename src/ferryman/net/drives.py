@@ -139,11 +139,6 @@ class Drive:
         """Return the URL without secrets."""
         return shown(self.url)
 
-    @property
-    def root_marker(self) -> str:
-        """Return the path of the file system's root."""
-        return "/" if protocol_of(self.url) else ""
-
     def not_installed(self) -> str:
         """Return which package is missing, with the command that installs it; "" if none is. Opens nothing."""
         if find_spec("fsspec") is None:
@@ -199,6 +194,8 @@ class Drive:
     def path(self, name: str) -> str:
         """Return the path in the file system of a name relative to the folder."""
         root = self.open()[1]
+        if protocol_of(self.url):  # its paths are absolute, also those below its root
+            return f"{root}/{name}" if name else root or "/"
         return f"{root}/{name}" if root and name else root + name
 
     def call(self, work: Callable[[Any], _R]) -> _R:

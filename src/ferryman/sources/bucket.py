@@ -189,11 +189,11 @@ class Bucket:
             return []
 
     def _folder_entries(self, folder: str) -> list[tuple[str, dict[str, Any]]]:
-        root = self._drive.open()[1]
-        path = f"{root}/{folder}" if root and folder else root + folder
-        start = f"{root}/" if root else ""
+        root = self._drive.path("")
+        path = self._drive.path(folder)
+        start = f"{root.rstrip('/')}/" if root else ""
         entries = []
-        for info in self._drive.call(lambda fs: fs.ls(path or self._drive.root_marker, detail=True, refresh=True)):
+        for info in self._drive.call(lambda fs: fs.ls(path, detail=True, refresh=True)):
             whole = str(info["name"])
             name = whole.removeprefix(start)
             if info["type"] == "directory":
@@ -286,7 +286,7 @@ class Bucket:
         return self._drive.not_installed()
 
     def _path(self, id: str) -> str:
-        return self._drive.path(key_of(id)) or self._drive.root_marker
+        return self._drive.path(key_of(id))
 
     def _info(self, id: str) -> dict[str, Any]:
         path = self._path(id)

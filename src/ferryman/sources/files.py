@@ -149,8 +149,9 @@ class Files(FileSource):
     **Elsewhere.** A root may be any URL that fsspec reads: ``s3://bucket/folder``, ``gs://…``, ``ftp://…``,
     ``sftp://…``, ``smb://…``, ``webdav://…``, ``webhdfs://…``, ``zip://::/data/corpus.zip`` (the members of an
     archive); ``pip install 'ferryman[s3]'`` (``[sftp]``, ``[smb]``, ``[webdav]``, ``[hdfs]``) or fsspec and what it
-    asks for. Ids and globs are the same; folders are what lies between slashes. A name with an empty part, ``.`` or ``..``
-    is refused. On a store that keeps such names apart (S3's ``a//b``) the folder is reported, the listing incomplete.
+    asks for. Ids and globs are the same; folders are what lies between slashes. A name with an empty part, ``.`` or
+    ``..`` is refused. On a store that keeps such names apart (S3's ``a//b``) the folder is reported, the listing
+    incomplete.
 
     **Changes** are seen by size and time of modification (``detect="fingerprint"``); where that time is less than 2 s
     ago, or yet to come, the file is read. A store that has an etag or a checksum of each file is asked for that. Of a

@@ -489,7 +489,7 @@ class DriveFolder:
         return self._drive.call(lambda fs: getattr(fs, method)(*arguments))
 
     def _entries(self, folder: str) -> list[dict[str, Any]]:
-        path = self._drive.path(folder) or "/"
+        path = self._drive.path(folder)
         try:
             return list(self._drive.call(lambda fs: fs.ls(path, detail=True)))
         except (FileNotFoundError, NotADirectoryError):
