@@ -67,8 +67,8 @@ PROTOCOLS: Final[dict[str, Protocol]] = {
 """Scheme -> protocol."""
 
 
-class Changes(NamedTuple):
-    """What a file system says of changes, and how far it is believed.
+class ChangeEvidence(NamedTuple):
+    """Evidence of changes that a file system gives, and how far it is believed.
 
     Attributes:
         etags: whether an etag or a checksum is made of the content. Else it is made of a time, and believed like one.
@@ -79,12 +79,12 @@ class Changes(NamedTuple):
     age_s: float
 
 
-_STORE: Final = Changes(True, limits.FINGERPRINT_TRUST_S)
-_DRIVE: Final = Changes(False, limits.DRIVE_TRUST_S)
+_STORE: Final = ChangeEvidence(True, limits.FINGERPRINT_TRUST_S)
+_DRIVE: Final = ChangeEvidence(False, limits.DRIVE_TRUST_S)
 
 
-def changes_of(url: str) -> Changes:
-    """Return what is believed of the file system of a URL."""
+def changes_of(url: str) -> ChangeEvidence:
+    """Return how far the file system of a URL is believed."""
     return _DRIVE if protocol_of(url) else _STORE
 
 

@@ -321,7 +321,7 @@ class Bucket:
 
     def _judge_etags(self, entries: list[dict[str, Any]], findings: FolderFindings) -> None:
         """Find out whether the server's etags say whether a file has changed. A weak one does not, nor does one that is
-        made anew for each answer: then nothing that this server says of changes is believed."""
+        another one in each answer: then nothing that this server says of changes is believed."""
         url = self._drive.url
         tagged = [info for info in entries if info.get("ETag")]
         if self._changes.etags or not tagged or _distrusted.get(url):
