@@ -10,11 +10,9 @@ host in ``~/.netrc`` (or the file that ``NETRC`` names), the variables ``FTP_USE
 
 from __future__ import annotations
 
-import netrc
 import os
 import re
 import threading
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -170,6 +168,8 @@ class Drive:
             return self._opened[1:]
 
     def _open(self) -> tuple[Any, str]:
+        import zipfile
+
         try:
             import fsspec
         except ImportError:
@@ -265,6 +265,8 @@ def _netrc_entry(host: str) -> tuple[str, str] | None:
     Raises:
         UsageError: the file cannot be read, or is damaged.
     """
+    import netrc
+
     path = os.environ.get("NETRC") or str(Path("~/.netrc").expanduser())
     try:
         entry = netrc.netrc(path).hosts.get(host)
