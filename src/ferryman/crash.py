@@ -180,6 +180,17 @@ KAFKA: Final[dict[str, str]] = {
 ended; a lane has its transactional id; half of a chunk is handed to the client; all of it is sent, not committed; it is
 committed, and no outcome recorded."""
 
+FILES: Final[dict[str, str]] = {
+    "files.reserved": EXECUTOR,
+    "files.uploaded": EXECUTOR,
+    "files.placed": EXECUTOR,
+    "files.recorded": EXECUTOR,
+    "files.merged": DRIVER,
+}
+"""Additional points of deliveries to folders, in 4: names are reserved; a file is complete under another name, or the
+files of a chunk are; they have their names, which the index does not have; the index has all, and no outcome is
+recorded. The last one is after a run: files of an index are merged, and the older ones are still there."""
+
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who
     for name, who in {**POINTS, **KEYED, **RESET, **ONCE, **VERIFY, **REMEMBERED}.items()
@@ -273,6 +284,7 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
     plans = (POINTS, KEYED, RESET, STOPS, MEMORY, CHANGES, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, WRITTEN)
+    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, FILES, WRITTEN)
     known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")

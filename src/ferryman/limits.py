@@ -88,6 +88,10 @@ DIFFERENCES: Final = 200_000
 FINGERPRINT_TRUST_S: Final = 2.0
 """Age below which a file is read although it looks unchanged: it may change again within one tick of its clock."""
 
+DRIVE_TRUST_S: Final = 60.0
+"""Age below which a file of another machine is read, whose clock may be behind ours by nearly as much, and whose times
+may be whole seconds."""
+
 SMALL_LISTING_PARTS: Final = 64
 """Folders into which a listing is split at most: enough to keep executors busy, few enough to walk in the driver."""
 

@@ -22,7 +22,7 @@ from ferryman import limits
 from ferryman.errors import BadDocument, TransientError, UsageError
 from ferryman.net import compressed
 from ferryman.net.faults import is_connection_error
-from ferryman.sources.base import EMPTY, MISSING, PRESENT, Doubt, Listed, id_of, name_of, printable_path
+from ferryman.sources.base import EMPTY, MISSING, PRESENT, Doubt, Listed, Note, id_of, name_of, printable_path
 
 _TRUST_NS: Final = int(limits.FINGERPRINT_TRUST_S * 1e9)
 _BROKEN_LINK: Final = {
@@ -71,6 +71,9 @@ class Folder:
     def uri(self, id: str) -> str:
         return f"file://{quote_from_bytes(os.fsencode(self._root.path_of(name_of(id))))}"
 
+    def url(self, id: str) -> str | None:
+        return None
+
     def read(self, listed: Listed, limit_bytes: int) -> FileContent:
         return FileContent(*self._root.read(listed.id, limit_bytes))
 
@@ -82,7 +85,7 @@ class Folder:
     def pieces(self) -> list[Piece]:
         return split_tree(self._subfolders, id_of)
 
-    def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
+    def listing(self, piece: Piece) -> Iterator[Listed | Doubt | Note]:
         """Yield every file of these folders, sorted by name within each folder."""
         remedy = f"Fix that (rights: chmod a+rx for {user_label()}), {LEAVE_OUT}."
         return walk_piece(piece, name_of, self._list_folder, id_of, remedy)
@@ -755,7 +758,7 @@ class FileTree(Protocol):
         """Split the listing into up to ``limits.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until
         there are enough."""
 
-    def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
+    def listing(self, piece: Piece) -> Iterator[Listed | Doubt | Note]:
         """Yield every file of these folders, in a stable order, and folders that other machines may see differently.
 
         Raises:
@@ -770,6 +773,9 @@ class FileTree(Protocol):
 
     def uri(self, id: str) -> str:
         """Return the URI by which a file can be opened: absolute, without secrets."""
+
+    def url(self, id: str) -> str | None:
+        """Return the URL by which a person opens a file; None if there is none."""
 
     def read(self, listed: Listed, limit_bytes: int) -> FileContent:
         """Read a file.
@@ -827,6 +833,8 @@ class FolderFindings:
     """Errors of the device or the connection among the causes of ``problems``."""
     seen: str = ""
     """MISSING or EMPTY, if it is."""
+    notes: list[str] = field(default_factory=list)
+    """Messages for the people who run the plan."""
 
     def add_problem(self, problem: str, error: Exception) -> None:
         """Note that something could not be inspected."""
@@ -841,7 +849,7 @@ def walk_piece(
     list_folder: Callable[[str, FolderFindings], Iterator[Listed]],
     id_of: Callable[[str], str],
     remedy: str,
-) -> Iterator[Listed | Doubt]:
+) -> Iterator[Listed | Doubt | Note]:
     """Walk a piece, see ``FileTree.listing``.
 
     Args:
@@ -856,6 +864,7 @@ def walk_piece(
             name = waiting.pop()
             findings = FolderFindings([], problems, outages)
             yield from list_folder(name, findings)
+            yield from map(Note, findings.notes)
             if findings.seen:
                 doubts.append(Doubt(id_of(name), findings.seen))
             if names is None:
