@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ import numpy as np
 
 from ferryman import crash, limits
 from ferryman.engine.at_most_once import OnceRanges, OnceWave, end_once_wave
-from ferryman.engine.breakers import NodeBreakers
+from ferryman.engine.breakers import NodeBreakers, listing_key
 from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart, Listing, Staged, WantedIds, outage_of
 from ferryman.engine.tasks import EntryRange, HeldEntry, LogBatch, LogSplit
 from ferryman.errors import Misconfigured, StateLost, Unavailable, UsageError, message_of
@@ -71,6 +72,8 @@ class Logs:
         self._blocked: dict[_PartitionKey, Blocked] = {}
         self._counted_heads: dict[_PartitionKey, LogHead] = {}
         """Blocked entries and the attempts spent on them, as of the last commit."""
+        self._ask_at: dict[str, float] = {}
+        """Log -> monotonic time before which it is not asked again where it ends."""
         self._to_note: set[str] = set()
         """Logs whose new positions have been committed but not passed on to the log."""
         self._once = state.plan.once
@@ -98,6 +101,24 @@ class Logs:
         self._nodes.record_listings(listings)
         self._once_ranges.refresh()
         return not any(listing.failures for listing in listings)
+
+    def have_grown(self) -> bool:
+        """Return whether a log that can be read ends elsewhere than at the last ``refresh``; each log is asked now and
+        then only."""
+        return any(self._has_grown_since(name, log) for name, log in self._logs.items())
+
+    def _has_grown_since(self, name: str, log: Log) -> bool:
+        now = time.monotonic()
+        if name in self._held_exports or now < self._ask_at.get(name, 0.0):
+            return False
+        if self._nodes.blocked(name) or self._nodes.blocked(listing_key(name)):
+            return False
+        self._ask_at[name] = now + log.ask_again_s
+        snapshot = self._snapshots.get(name)
+        try:
+            return snapshot is None or dict(log.end()) != dict(snapshot.end)
+        except Exception:
+            return True  # which ``refresh`` reports
 
     def due_entries(self) -> WantedIds:
         """Return source -> ids of entries that are to be read again now. Exports of keyed nodes are not included; they

@@ -25,12 +25,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import unquote_to_bytes
 
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
+
+if TYPE_CHECKING:
+    from ferryman.sources.inotify import FolderEvents
 
 Detect = Literal["content", "fingerprint", "none"]
 
@@ -87,6 +90,15 @@ class Note(NamedTuple):
 class Complete(NamedTuple):
     """Says that this listing names every document of its piece, although the source's listings usually do not
     (``Source.lists_all``). If all pieces do, documents that are missing count as deleted."""
+
+
+class TouchedFiles(NamedTuple):
+    """Files and folders in which something has changed, relative to the root of a source, as the operating system names
+    them."""
+
+    files: frozenset[str] = frozenset()
+    folders: frozenset[str] = frozenset()
+    """All in and below them may be new."""
 
 
 class Doubt(NamedTuple):
@@ -217,6 +229,24 @@ class Source:
             bookmarks: partition -> value of its last ``Bookmark``.
         """
         return self.partitions()
+
+    def changed_partitions(self, changes: TouchedFiles) -> list[Any] | None:
+        """Return pieces of work that list these files and folders only; None: everything has to be listed to find what
+        has changed in them."""
+        return None
+
+    def watch(self) -> FolderEvents | None:
+        """Begin to notice changes of what it reads; None: only a listing finds them. Called in the driver of a run that
+        watches, before anything is listed. From then on, files that programs make beside a document while they work on
+        it are not listed.
+
+        Raises:
+            CannotWatch: it could notice them elsewhere, but not here; says why.
+        """
+        return None
+
+    def end_watch(self) -> None:
+        """List everything again as before ``watch``."""
 
     def listing(self, partition: Any) -> Iterator[Listed | Document | Doubt | Bookmark | Complete | Note]:
         """Yield every document of this piece, and ``Doubt``s for places that the driver should check. A

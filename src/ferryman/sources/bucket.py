@@ -24,12 +24,13 @@ from ferryman.sources.folder import (
     LEAVE_OUT,
     FileContent,
     FolderFindings,
-    Globs,
+    NamedFiles,
     Piece,
     size_refusal,
     split_tree,
     walk_piece,
 )
+from ferryman.sources.globs import Globs
 
 _SECRET: Final = re.compile(r"secret|token|pass|key|cred|sas|sign|auth|conn", re.IGNORECASE)
 _USER: Final = re.compile(r"(?<=://)[^/@]*@")
@@ -124,7 +125,14 @@ class Bucket:
     def pieces(self) -> list[Piece]:
         return split_tree(self._subfolders, id_of_key)
 
-    def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
+    def watch(self) -> None:
+        return None  # a store reports no changes
+
+    def end_watch(self) -> None:
+        return
+
+    def listing(self, piece: Piece | NamedFiles) -> Iterator[Listed | Doubt]:
+        assert not isinstance(piece, NamedFiles)  # nothing is watched
         return walk_piece(piece, key_of, self._list_folder, id_of_key, f"Fix that, {LEAVE_OUT}.")
 
     def still_there(self, ids: Iterable[str]) -> str:

@@ -125,6 +125,9 @@ class Log(Source):
     then has two more columns: ``revision`` (higher for each version of an id) and ``deletes``. Entries of an id are
     processed in order."""
 
+    ask_again_s = limits.WATCH_TICK_S
+    """Seconds after which a run that watches asks again where it ends."""
+
     many_versions = False
     """With ``repeats_ids``, whether one wave may have several entries of an id: then one lane sends all that a wave has
     for a destination, in order."""
@@ -336,6 +339,7 @@ class CombinedLog(Log):
         ordered, stops = all(log.ordered for log in logs), any(log.on_error == "stop" for log in logs)
         super().__init__(ordered=ordered, on_error="stop" if stops else "continue")
         self.inputs = dict(inputs)
+        self.ask_again_s = max((log.ask_again_s for log in logs), default=limits.WATCH_TICK_S)
 
     def check(self) -> None:
         for log in self.inputs.values():
