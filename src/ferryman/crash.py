@@ -131,6 +131,13 @@ MEMORY: Final[dict[str, str]] = {
 }
 """Additional points of the last wave of a scan whose sources have a memory, between 2 and 3."""
 
+STREAM: Final[dict[str, str]] = {
+    "stream.rows": DRIVER,
+    "stream.record": DRIVER,
+    "stream.noted": DRIVER,
+}
+"""Additional points of plans that read a stream: before a batch's first wave, and after its last."""
+
 REMEMBERED: Final[dict[str, str]] = {
     "remembered.begun": EXECUTOR,
     "remembered.answered": EXECUTOR,
@@ -260,7 +267,7 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, WRITTEN)
+    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, STREAM, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, WRITTEN)
     known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")

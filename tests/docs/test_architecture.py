@@ -31,6 +31,7 @@ _OF_PLANS = {
     **crash.RESET,
     **crash.STOPS,
     **crash.MEMORY,
+    **crash.STREAM,
     **crash.ONCE,
     **crash.VERIFY,
     **crash.REMEMBERED,

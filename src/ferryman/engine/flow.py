@@ -285,6 +285,8 @@ class FlowPlan:
 
     def release(self) -> None:
         """Stop being the driver of its state."""
+        if self._run is not None:
+            self._run.close()
         self._run = None
         if self._state is not None:
             self._state.release()

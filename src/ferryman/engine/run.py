@@ -15,6 +15,7 @@ afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -94,8 +95,11 @@ class Run:
         self._idle_turns = 0
         """Turns of a run that watches that had work and committed nothing, in a row: their documents may be away."""
         self._due_ignored_until = 0.0
-        pickled_plan = PickledPlan.of(state.plan)
         self._breakers = BreakerRegistry(state.plan, self._add_message, clock.now)
+        self._nodes = NodeBreakers(state.plan, self._breakers, clock.now)
+        self._logs = Logs(state, self._nodes, self._add_message)
+        self._logs.open(runner)
+        pickled_plan = PickledPlan.of(state.plan)
         self._observer = observer = Forwarding(ActivityRecorder(state, self._breakers.troubles), observer)
         self._dispatcher = Dispatcher(state, pickled_plan, runner, self._breakers, pace_s=settings.pace_s)
         self._targets = TargetWatch(state)
@@ -103,8 +107,6 @@ class Run:
         self._samples = SampleVerification(state.root, state.plan, settings.verify_sample, self._add_message, clock.now)
         self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
-        self._nodes = NodeBreakers(state.plan, self._breakers, clock.now)
-        self._logs = Logs(state, self._nodes, self._add_message)
         self._transform = TransformPhase(
             state, pickled_plan, runner, self._nodes, self._logs, self._progress, self._add_message
         )
@@ -121,6 +123,14 @@ class Run:
         Args:
             watch: between two scans, look at what has changed as soon as that is noticed. Needs ``wait=0``.
         """
+        with contextlib.closing(self):
+            return self._run(every, watch)
+
+    def close(self) -> None:
+        """End the queries of streams, which a run that has ended does not read."""
+        self._logs.close()
+
+    def _run(self, every: float | None, watch: EventWatch | None) -> Summary:
         self.recover()
         while True:
             started = time.monotonic()

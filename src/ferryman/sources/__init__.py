@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ferryman.sources.kafka import Kafka
     from ferryman.sources.queue import Queue
     from ferryman.sources.sql import Sql
+    from ferryman.sources.stream import Stream
 
 __all__ = [
     "Bookmark",
@@ -45,6 +46,7 @@ __all__ = [
     "Rows",
     "Source",
     "Sql",
+    "Stream",
     "Unchanged",
 ]
 
@@ -54,6 +56,7 @@ _HEAVY: Final = {
     "Kafka": "sources.kafka",
     "Queue": "sources.queue",
     "Sql": "sources.sql",
+    "Stream": "sources.stream",
 }
 """Names loaded on demand, and their modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a
 queue."""

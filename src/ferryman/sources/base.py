@@ -134,6 +134,9 @@ class Source:
     """Whether a complete listing names every document, so that a missing one was deleted. False: a listing only brings
     work (jobs of a queue), and a missing document means nothing."""
 
+    runs_queries = False
+    """Whether it runs queries on the SparkSession, in the driver."""
+
     comes_again = ""
     """If not every document is listed: what to do to have one listed again, as a sentence for messages."""
 

@@ -93,7 +93,7 @@ class Folder:
     def read(self, listed: Listed, limit_bytes: int) -> FileContent:
         return FileContent(*self._root.read(listed.id, limit_bytes))
 
-    def open(self, listed: Listed) -> Stream:
+    def open(self, listed: Listed) -> OpenFile:
         return self._root.open(listed.id)
 
     # --- listing ------------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class LocalFile:
         except OSError as e:
             raise TransientError(f"{printable_path(self.where)}: {e.strerror}") from e
 
-    def open(self, listed: Listed) -> Stream:
+    def open(self, listed: Listed) -> OpenFile:
         folder, name = os.path.split(os.path.realpath(self.where))
         return Root(folder).open(id_of(name))
 
@@ -453,7 +453,7 @@ class Root:
         except OSError as e:
             raise self._document_error(id, e) from e  # the cause tells whether the device failed
 
-    def open(self, id: str) -> Stream:
+    def open(self, id: str) -> OpenFile:
         """Open a file to be read in chunks; the caller closes it.
 
         Raises:
@@ -466,7 +466,7 @@ class Root:
             raise
         except OSError as e:
             raise self._document_error(id, e) from e
-        return Stream(descriptor, info.st_size, self.display_path(id))
+        return OpenFile(descriptor, info.st_size, self.display_path(id))
 
     def _open(self, id: str) -> tuple[int, os.stat_result]:
         """Open a file that is really in the root; return its descriptor and status."""
@@ -541,7 +541,7 @@ class Root:
                 return TransientError(f"{path}: cannot be read now: {error.strerror}.")
 
 
-class Stream(io.FileIO):
+class OpenFile(io.FileIO):
     """An open file that raises if the file becomes shorter meanwhile: it is being rewritten, so its end is not
     final."""
 
