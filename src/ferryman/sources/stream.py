@@ -536,7 +536,7 @@ class StoredBatches:
     def _remedy(self) -> str:
         return (
             f"Put back the checkpoint that belongs to the state; or remove {self._stream / _CHECKPOINT}, and the query "
-            "begins anew, where its options say (startingOffsets)"
+            "starts again where its options say (startingOffsets)"
         )
 
 
