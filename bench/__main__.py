@@ -45,6 +45,7 @@ OTHERS = (
     "queue",
     "remembered",
     "kafka",
+    "watch",
     "flow",
     "combine",
     "sizes",

@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 
-from ferryman import limits
+from ferryman import limits, operations
 from ferryman.destinations import Memory
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
+from ferryman.engine.flow import FlowRun, take_plans
 from ferryman.engine.results import Look
 from ferryman.engine.run import Run
 from ferryman.engine.settings import RunSettings
 from ferryman.engine.watch import EventWatch
 from ferryman.errors import TransientError, Unavailable
-from ferryman.plan import Plan
+from ferryman.plan import Flow, Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Csv, Files, Queue
 from ferryman.sources import Memory as InMemory
@@ -513,3 +514,54 @@ def test_cannot_watch_is_no_reason_to_stop(place: Path, corpus: Path) -> None:
 
     with watching(place, plan_of(place, Away(corpus))) as w:
         assert any("this folder is odd" in message for message in w.messages)
+
+
+class Enough(Exception):
+    """All has arrived."""
+
+
+@pytest.mark.parametrize("of", ["plan", "flow"])
+def test_a_run_goes_on_by_itself(place: Path, corpus: Path, of: str) -> None:
+    """A change goes through both plans of a flow: what the first appends to a queue wakes the second."""
+    first, second = Plan("first", version=1), Plan("second", version=1)
+    first.source("files", Files(corpus)).destination("queue", ToQueue("between", place))
+    second.source("queue", Queue("between", place)).destination("copy", ToQueue("copy", place))
+    plans = {"": first} if of == "plan" else {"first": first, "second": second}
+    last = DurableQueue("between" if of == "plan" else "copy", place)
+
+    class Ending(EventWatch):
+        saved = 0
+
+        def wait(self, until: float, has_work: Any) -> Any:
+            if len(last.read(1, 10)) == self.saved == 3:
+                raise Enough
+            if len(last.read(1, 10)) == self.saved:
+                (corpus / str(self.saved)).write_text("1")
+                self.saved += 1
+            return super().wait(until, has_work)
+
+    with Ending(plans, 600.0, lambda *_: None) as watch, contextlib.suppress(Enough):
+        if of == "plan":
+            first.freeze()
+            with State.take(state_root(first, place / "state"), first) as state:
+                Run(state, InProcess(), Watch(), RunSettings(wait=0)).run(600.0, watch)
+        else:
+            with take_plans(Flow("both", [first, second]), place / "state") as taken:
+                FlowRun("both", taken, InProcess(), Watch(), RunSettings(wait=0)).run(600.0, watch)
+    assert len(last.read(1, 10)) == 3
+
+
+@pytest.mark.parametrize("options", [{"watch": True}, {"watch": True, "every": 0.2}])
+def test_the_public_function_takes_it(place: Path, corpus: Path, options: dict[str, Any], monkeypatch: Any) -> None:
+    """``every`` is ten minutes unless it is given."""
+    seen: list[float] = []
+
+    def run(self: Run, every: float | None, watch: EventWatch | None) -> Any:
+        assert every is not None
+        assert watch is not None
+        assert watch.sources[0].events is not None
+        seen.append(every)
+
+    monkeypatch.setattr(Run, "run", run)
+    operations.run(plan_of(place, Files(corpus)), state=place / "state", **options)
+    assert seen == [options.get("every", 600.0)]
