@@ -58,7 +58,7 @@ PACKED_MEMORY_BYTES: Final = 256 * MIB
 WATCH_EVERY_S: Final = 600.0
 """Time between two full listings of a run that watches: they find what no event said, and what was deleted unseen."""
 
-WATCH_QUIET_S: Final = 0.1
+WATCH_QUIET_S: Final = 0.05
 WATCH_BURST_S: Final = 1.0
 """How long a run that watches waits after an event for others to be processed with it: until none comes for the first
 time, at most for the second one, or as long as the last wave took. A save of an editor is several events."""

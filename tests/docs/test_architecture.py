@@ -152,6 +152,7 @@ def test_the_folders_are_those_of_a_state() -> None:
                 READERS,
             ),
             "state/<name>",  # and exports/<name>
+            "streams/<source>",
         }
     )
 

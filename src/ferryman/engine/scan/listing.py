@@ -59,6 +59,9 @@ from ferryman.storage.files import StatePath, is_disk_full, path_of, path_to_wri
 _TASKS_A_SLOT: Final = 4
 """Listing tasks per task slot: enough to balance folders of different sizes."""
 
+_FEW_FILES: Final = 100
+"""Changed files that the driver lists itself."""
+
 _ENTRIES: Final = 10_000
 """Log entries that one partition lists, given by their ids."""
 
@@ -123,9 +126,9 @@ def list_sources(
             fail(node, e)
     per_task = -(-len(partitions) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [partitions[at : at + per_task] for at in range(0, len(partitions), per_task)] if partitions else []
-    listed = chain.from_iterable(
-        run_isolating(runner.early or runner, ListPartitions(pickled_plan, str(folder), only, live), tasks)
-    )
+    task = ListPartitions(pickled_plan, str(folder), only, live)
+    found = map(task, tasks) if _is_small(look) else run_isolating(runner.early or runner, task, tasks)
+    listed = chain.from_iterable(found)
     by_name = {node.name: node.source for node in sources}
     parts += [_check_doubts(by_name[part.source], part) for part in listed]
     for node in sources:
@@ -141,6 +144,13 @@ def list_sources(
         Listing(node, [p for p in parts if p.source == node.name], changes.get(node.name) is not None)
         for node in sources
     ]
+
+
+def _is_small(look: Look | None) -> bool:
+    """Return whether the driver lists it itself: a few files, of which its own kernel has just told. A job takes longer
+    than that."""
+    named = [] if look is None else list(look.values())
+    return bool(named) and all(each and not each.folders and len(each.files) <= _FEW_FILES for each in named)
 
 
 def _partitions_of(
