@@ -199,6 +199,16 @@ def test_other_files_are_documents(name: str) -> None:
     assert not is_unfinished(name)
 
 
+def test_the_folder_of_states_is_not_watched(tmp_path: Path) -> None:
+    """Each wave changes it, which would start the next one."""
+    (tmp_path / ".ferryman" / "plan-v1").mkdir(parents=True)
+    events = watched(tmp_path)
+    (tmp_path / ".ferryman" / "plan-v1" / "lock").write_text("1")
+    (tmp_path / "a").write_text("1")
+    assert files(events) == ["a"]
+    events.close()
+
+
 def test_names_that_are_not_utf8(tmp_path: Path, events: FolderEvents) -> None:
     """A change of such a file names it, by which it is listed."""
     odd = os.fsencode(tmp_path) + b"/caf\xe9 %#\n.txt"

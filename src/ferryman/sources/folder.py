@@ -36,6 +36,9 @@ _BROKEN_LINK: Final = {
     errno.EACCES: "this user may not look at",
 }
 
+_STATES: Final = ".ferryman"
+"""Name of the default folder of states."""
+
 _by_name = attrgetter("name")
 
 
@@ -61,10 +64,14 @@ class Folder:
         from ferryman.sources.inotify import FolderEvents
 
         self._leaves_out_unfinished = True
-        return FolderEvents(self._root.path, self._globs.may_contain, self._selects)
+        return FolderEvents(self._root.path, self._is_watched, self._selects)
 
     def end_watch(self) -> None:
         self._leaves_out_unfinished = False
+
+    def _is_watched(self, folder: str) -> bool:
+        """Return whether changes in a folder are noticed. Those of states are not: each wave makes some."""
+        return folder.rpartition("/")[2] != _STATES and self._globs.may_contain(folder)
 
     def _selects(self, name: str) -> bool:
         """Return whether the listing takes a file of this name, relative to the root."""
