@@ -46,6 +46,7 @@ OTHERS = (
     "remembered",
     "verify",
     "kafka",
+    "watch",
     "flow",
     "combine",
     "sizes",

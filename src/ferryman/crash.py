@@ -143,6 +143,13 @@ CHANGES: Final[dict[str, str]] = {
 no bookmark names it; the slot begins at the position of the last commit; a table was listed whole. After 3: the slot
 was advanced to what was committed. The last one is in ``plan remove``: the slot is gone, its publication is not."""
 
+STREAM: Final[dict[str, str]] = {
+    "stream.rows": DRIVER,
+    "stream.record": DRIVER,
+    "stream.noted": DRIVER,
+}
+"""Additional points of plans that read a stream: before a batch's first wave, and after its last."""
+
 REMEMBERED: Final[dict[str, str]] = {
     "remembered.begun": EXECUTOR,
     "remembered.answered": EXECUTOR,
@@ -283,8 +290,22 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, CHANGES, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, WRITTEN)
-    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, FILES, WRITTEN)
+    plans = (
+        POINTS,
+        KEYED,
+        RESET,
+        STOPS,
+        MEMORY,
+        CHANGES,
+        STREAM,
+        ONCE,
+        VERIFY,
+        REMEMBERED,
+        TARGETS,
+        KAFKA,
+        FILES,
+        WRITTEN,
+    )
     known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")

@@ -55,6 +55,29 @@ times smaller; files that gzip packs better than this are made to fill a disk.""
 PACKED_MEMORY_BYTES: Final = 256 * MIB
 """Memory an unpacker may use: the highest level of each packer needs less (xz -9: 65 MiB, zstd --ultra: 128 MiB)."""
 
+WATCH_EVERY_S: Final = 600.0
+"""Time between two full listings of a run that watches: they find what no event said, and what was deleted unseen."""
+
+WATCH_QUIET_S: Final = 0.05
+WATCH_BURST_S: Final = 1.0
+"""How long a run that watches waits after an event for others to be processed with it: until none comes for the first
+time, at most for the second one, or as long as the last wave took. A save of an editor is several events."""
+
+WATCH_GONE_S: Final = 2.0
+"""Time after which a file that was removed or moved away is looked for, since many programs save by renaming."""
+
+WATCH_POLL_S: Final = 5.0
+WATCH_POLL_SHARE: Final = 10
+"""Time between two listings of what has no events, or as many times what a listing takes, if that is longer."""
+
+WATCH_TICK_S: Final = 0.5
+WATCH_STORE_S: Final = 10.0
+"""Time between two looks at logs and at what comes due, while a run that watches waits; for logs in an object store,
+where each look is paid for, the second."""
+
+WATCH_NAMES: Final = 100_000
+"""Changed files of a source whose names are remembered; if there are more, all of it is listed."""
+
 COMPARED_ROWS: Final = 1_000_000
 """Rows of hashes, 50 bytes each, that a scan compares at once to find the documents that it has to examine."""
 

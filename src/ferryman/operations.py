@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ferryman.engine.migration import migrate
 from ferryman.engine.run import Run
 from ferryman.engine.settings import RunSettings, SparkSettings
 from ferryman.engine.summary import FlowSummary, Summary
+from ferryman.engine.watch import EventWatch
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
 from ferryman.observe import Observer, default_observer
 from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
@@ -66,6 +68,8 @@ class RunOptions(TypedDict, total=False):
     all."""
     every: float | None
     """keep scanning, with this many seconds from start to start; None: one scan."""
+    watch: bool
+    """look at what changes as soon as that is noticed, and scan all of it ``every`` so many seconds, 600 by default."""
     allow_deletes: bool | Collection[str]
     """let a scan delete more than a source's ``max_deleted``: of everything, or of these first-level folders."""
     accept_changes: bool
@@ -99,6 +103,7 @@ _DEFAULTS: Final[RunOptions] = {
     "conf": None,
     "wait": None,
     "every": None,
+    "watch": False,
     "allow_deletes": False,
     "accept_changes": False,
     "from_version": None,
@@ -168,21 +173,50 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
     if (older := chosen["from_version"]) is not None:
         plan.freeze()
         migrate(state_root(plan, state), plan, older)
-    with driver.drive(
-        plan,
-        state,
-        _spark_of(chosen),
-        accept_changes=chosen["accept_changes"],
-        preflight=chosen["preflight"],
-        take_over=chosen["take_over"],
-        observer=observer,
-    ) as (locked_state, runner):
+    with (
+        _watching({"": plan}, chosen, observer) as watch,
+        driver.drive(
+            plan,
+            state,
+            _spark_of(chosen),
+            accept_changes=chosen["accept_changes"],
+            preflight=chosen["preflight"],
+            take_over=chosen["take_over"],
+            observer=observer,
+        ) as (locked_state, runner),
+    ):
         return Run(
             locked_state,
             runner,
             observer,
             _settings_of(chosen, targets),
-        ).run(chosen["every"])
+        ).run(_period_of(chosen), watch)
+
+
+def _period_of(options: RunOptions) -> float | None:
+    """Return the seconds between two full scans; None: there is one only."""
+    if options["every"] is None and options["watch"]:
+        return limits.WATCH_EVERY_S
+    return options["every"]
+
+
+@contextlib.contextmanager
+def _watching(plans: Mapping[str, Plan], options: RunOptions, observer: Observer) -> Iterator[EventWatch | None]:
+    """EventWatch the sources of the plans within the block, if that was asked for."""
+    every = _period_of(options)
+    if not options["watch"] or every is None:
+        yield None
+        return
+
+    def report(plan: str, message: str) -> None:
+        if plan:
+            observer.about(plan)
+        observer.message(message)
+        if plan:
+            observer.about("")
+
+    with EventWatch(plans, every, report) as watch:
+        yield watch
 
 
 def _spark_of(options: RunOptions) -> SparkSettings:
@@ -191,7 +225,7 @@ def _spark_of(options: RunOptions) -> SparkSettings:
 
 def _settings_of(options: RunOptions, targets: Sequence[NotifyTarget]) -> RunSettings:
     return RunSettings(
-        wait=options["wait"],
+        wait=0 if options["watch"] else options["wait"],
         allow_deletes=options["allow_deletes"],
         notify=targets,
         max_pending=options["max_pending"],
@@ -209,6 +243,7 @@ def _run_flow(flow: Flow, options: RunOptions, targets: Sequence[NotifyTarget], 
     if options["reset_state"]:
         raise UsageError(f"flow {flow.name}: reset_state is for one plan: run that plan alone with it first.")
     with (
+        _watching({flow.label(plan): plan for plan in flow.plans}, options, observer) as watch,
         take_plans(flow, options["state"], options["accept_changes"], take_over=options["take_over"]) as plans,
         driver.open_runner(
             flow.name,
@@ -225,7 +260,7 @@ def _run_flow(flow: Flow, options: RunOptions, targets: Sequence[NotifyTarget], 
             trusted,
             observer,
             _settings_of(options, targets),
-        ).run(options["every"])
+        ).run(_period_of(options), watch)
 
 
 # --- follow a document through the plans of a flow ---

@@ -32,6 +32,7 @@ _OF_PLANS = {
     **crash.STOPS,
     **crash.MEMORY,
     **crash.CHANGES,
+    **crash.STREAM,
     **crash.ONCE,
     **crash.VERIFY,
     **crash.REMEMBERED,
@@ -152,6 +153,7 @@ def test_the_folders_are_those_of_a_state() -> None:
                 READERS,
             ),
             "state/<name>",  # and exports/<name>
+            "streams/<source>",
         }
     )
 

@@ -42,6 +42,7 @@ PAGES = [
     "verify-an-index",
     "prove-a-plan",
     "run-on-a-schedule",
+    "watch-a-folder",
     "run-in-a-container",
     "back-up-and-move",
 ]

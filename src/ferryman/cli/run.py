@@ -91,6 +91,14 @@ Every = Annotated[
     str | None,
     typer.Option("--every", metavar="TIME", show_default=False, help="Keep running; rescan at this interval: 30s, 5m."),
 ]
+WatchSources = Annotated[
+    bool,
+    typer.Option(
+        "--watch",
+        help="Keep running; process changes as soon as they are noticed, and rescan at the interval of --every, 10m by "
+        "default.",
+    ),
+]
 AllowDeletes = Annotated[
     list[str] | None,
     typer.Option(
@@ -166,6 +174,7 @@ def run(
     cache: CacheDir = None,
     wait: Wait = None,
     every: Every = None,
+    watch: WatchSources = False,
     allow_deletes: AllowDeletes = None,
     accept_changes: AcceptChanges = False,
     from_version: FromVersion = None,
@@ -204,6 +213,7 @@ def run(
         "conf": {**resource_settings(has), **cache_settings(cache), **spark_settings(conf)},
         "wait": seconds("--wait", wait),
         "every": _interval(every),
+        "watch": watch,
         "allow_deletes": _EVERYWHERE in (allow_deletes or ()) or allow_deletes or False,
         "accept_changes": accept_changes,
         "from_version": from_version,

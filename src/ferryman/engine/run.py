@@ -15,6 +15,7 @@ afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,6 +24,7 @@ from typing import Final
 
 from ferryman import crash, limits
 from ferryman.account.queries import all_errors_queued, cache_counts, outstanding_for_driver
+from ferryman.breaker import backoff_s
 from ferryman.engine import commands, migration
 from ferryman.engine.activity import ActivityRecorder
 from ferryman.engine.answers import AnswerUpkeep
@@ -34,7 +36,7 @@ from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
 from ferryman.engine.pending_work import Backlog, PendingWork
 from ferryman.engine.reset import reset_states
-from ferryman.engine.results import Staged
+from ferryman.engine.results import Look, Staged
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.phase import ChangeSet, ScanPhase
 from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, RunSettings
@@ -45,6 +47,7 @@ from ferryman.engine.target_look import SampleVerification
 from ferryman.engine.targets import TargetWatch
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
+from ferryman.engine.watch import EventWatch
 from ferryman.notify import Reporter
 from ferryman.observe import WARNING, Forwarding, Observer
 from ferryman.records.rows import now_us
@@ -87,8 +90,16 @@ class Run:
         """The last full scan, or one since, stopped early because too much is pending."""
         self._backlog_reported = self._endless = False
         self._waited = 0.0
-        pickled_plan = PickledPlan.of(state.plan)
+        self.logs_have_grown = False
+        """A log has entries that were not there when it was read."""
+        self._idle_turns = 0
+        """Turns of a run that watches that had work and committed nothing, in a row: their documents may be away."""
+        self._due_ignored_until = 0.0
         self._breakers = BreakerRegistry(state.plan, self._add_message, clock.now)
+        self._nodes = NodeBreakers(state.plan, self._breakers, clock.now)
+        self._logs = Logs(state, self._nodes, self._add_message)
+        self._logs.open(runner)
+        pickled_plan = PickledPlan.of(state.plan)
         self._observer = observer = Forwarding(ActivityRecorder(state, self._breakers.troubles), observer)
         self._dispatcher = Dispatcher(state, pickled_plan, runner, self._breakers, pace_s=settings.pace_s)
         self._targets = TargetWatch(state)
@@ -96,8 +107,6 @@ class Run:
         self._samples = SampleVerification(state.root, state.plan, settings.verify_sample, self._add_message, clock.now)
         self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
-        self._nodes = NodeBreakers(state.plan, self._breakers, clock.now)
-        self._logs = Logs(state, self._nodes, self._add_message)
         self._transform = TransformPhase(
             state, pickled_plan, runner, self._nodes, self._logs, self._progress, self._add_message
         )
@@ -108,8 +117,20 @@ class Run:
         self._upkeep = Upkeep(state, self._add_message_once)
         self._answers = AnswerUpkeep(state, self._add_message_once)
 
-    def run(self, every: float | None = None) -> Summary:
-        """Recover, then scan and deliver once; with ``every`` (seconds), repeat until the process is stopped."""
+    def run(self, every: float | None = None, watch: EventWatch | None = None) -> Summary:
+        """Recover, then scan and deliver once; with ``every`` (seconds), repeat until the process is stopped.
+
+        Args:
+            watch: between two scans, look at what has changed as soon as that is noticed. Needs ``wait=0``.
+        """
+        with contextlib.closing(self):
+            return self._run(every, watch)
+
+    def close(self) -> None:
+        """End the queries of streams, which a run that has ended does not read."""
+        self._logs.close()
+
+    def _run(self, every: float | None, watch: EventWatch | None) -> Summary:
         self.recover()
         while True:
             started = time.monotonic()
@@ -117,25 +138,51 @@ class Run:
             self.report()
             if every is None:
                 return self.finish()
+            if watch is not None:
+                self._follow(watch, started + every)
+                continue
             pause = max(0.0, started + every - time.monotonic())
             self._observer.waits(pause)
             self._clock.sleep(pause)
 
-    def turn(self, *, scan: bool = True, endless: bool = True, until: float | None = None) -> bool:
+    def _follow(self, watch: EventWatch, until: float) -> None:
+        """Process what changes, and what comes due, until it is time for the next full scan."""
+        while (found := watch.wait(until, self.has_work)) is not None:
+            before = self._state.wave
+            self.turn(scan=found.get("", {}))
+            self._idle_turns = 0 if found or self._state.wave > before else self._idle_turns + 1
+            self._due_ignored_until = self._clock.now() + (backoff_s(self._idle_turns) if self._idle_turns else 0.0)
+            self.notify(limits.NOTIFY_EVERY_S)
+
+    def has_work(self) -> bool:
+        """Return whether there is work that needs no scan; asked now and then by a run that watches."""
+        return self.ask_logs() or (self._clock.now() >= self._due_ignored_until and self.due_s() == 0)
+
+    def ask_logs(self) -> bool:
+        """Return whether logs have new entries, which the next turn reads."""
+        self.logs_have_grown |= self._logs.have_grown()
+        return self.logs_have_grown
+
+    def turn(self, *, scan: bool | Look = True, endless: bool = True, until: float | None = None) -> bool:
         """Scan once, if asked to, and deliver what is due; returns whether the listing was complete.
 
         For callers that drive a state over a long time: call ``recover`` once, then this whenever there is work. With
         ``wait=0`` it does not wait for anything to come due.
 
         Args:
+            scan: True: list everything; or list only this, and read logs only if they have grown.
             endless: the run is never restarted, so nodes that failed permanently are tried again later.
             until: monotonic time; do not wait for work that comes due later.
         """
         self._endless = self._breakers.endless = endless
         if endless:
             del self._summary.messages[:-_KEPT_MESSAGES]
-        if scan:
+        if scan is True:
             self._listing_incomplete = not self._scan()
+        elif scan:
+            self._scan(look=scan)
+        if self.logs_have_grown:
+            self._read_logs()
         self._deliver_pending(until)
         while (self._scan_stopped or self._scanning.has_more) and not self._backlog.too_large:
             self._listing_incomplete = not self._scan()
@@ -148,7 +195,7 @@ class Run:
             for message in self._targets.messages():
                 self._add_message_once(message)
         self._observer.waits()
-        return not (scan and self._listing_incomplete)
+        return not (scan is True and self._listing_incomplete)
 
     def report(self) -> None:
         """Have destinations maintain what they hold, record what targets have, report hints at mistakes in the plan,
@@ -197,23 +244,29 @@ class Run:
 
     # -- a scan ----------------------------------------------------------------------------------
 
-    def _scan(self, *, only_pending: bool = False) -> bool:
+    def _scan(self, *, only_pending: bool = False, look: Look | None = None) -> bool:
         """Scan once and run a wave for each batch of changes; return False if a listing was incomplete, or too much is
-        pending."""
+        pending.
+
+        Args:
+            look: list only this; None: everything.
+        """
         self._take_commands()
-        self._scan_stopped &= only_pending
+        full = not only_pending and look is None
+        self._scan_stopped &= not full
         self._nodes.check_capabilities(self._runner)
         complete, min_waves = None, 1
         while complete is None and self._has_room():
-            complete = self._run_waves(self._scanning.run(only_pending=only_pending), min_waves)
+            complete = self._run_waves(self._scanning.run(only_pending=only_pending, look=look), min_waves)
             min_waves *= 2  # so that the scan ends, however often operators send commands
         self._backlog_reported &= self._scan_stopped
         self._scanning.end()
-        read = only_pending or not self._logs or self._read_logs()
+        read = not full or not self._logs or self._read_logs()
         return bool(complete) and read
 
     def _read_logs(self) -> bool:
         """Run waves for the entries that logs have now; False: a log was unavailable, or too much is pending."""
+        self.logs_have_grown = False
         complete = self._logs.refresh()
         idle = 0
         slots, wave_bytes = self._runner.slots, self._settings.wave_bytes

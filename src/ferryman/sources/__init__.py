@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ferryman.sources.postgres_changes import PostgresChanges
     from ferryman.sources.queue import Queue
     from ferryman.sources.sql import Sql
+    from ferryman.sources.stream import Stream
     from ferryman.sources.table_changes import TableChanges
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "Solr",
     "Source",
     "Sql",
+    "Stream",
     "TableChanges",
     "Unchanged",
 ]
@@ -68,6 +70,7 @@ _HEAVY: Final = {
     "Solr": "sources.indexes",
     "Sql": "sources.sql",
     "TableChanges": "sources.table_changes",
+    "Stream": "sources.stream",
 }
 """Names loaded on demand, and their modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a
 queue."""

@@ -27,12 +27,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import unquote_to_bytes
 
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
+
+if TYPE_CHECKING:
+    from ferryman.sources.inotify import FolderEvents
 
 Detect = Literal["content", "fingerprint", "none"]
 
@@ -109,6 +112,15 @@ class Retained(NamedTuple):
     """Message for an operator about it; "": there is nothing to say."""
 
 
+class TouchedFiles(NamedTuple):
+    """Files and folders in which something has changed, relative to the root of a source, as the operating system names
+    them."""
+
+    files: frozenset[str] = frozenset()
+    folders: frozenset[str] = frozenset()
+    """All in and below them may be new."""
+
+
 class Doubt(NamedTuple):
     """A folder or file that a listing found missing or empty, though it may exist: a machine may not see it (an
     unmounted share).
@@ -141,6 +153,9 @@ class Source:
     lists_all = True
     """Whether a complete listing names every document, so that a missing one was deleted. False: a listing only brings
     work (jobs of a queue), and a missing document means nothing."""
+
+    runs_queries = False
+    """Whether it runs queries on the SparkSession, in the driver."""
 
     comes_again = ""
     """If not every document is listed: what to do to have one listed again, as a sentence for messages."""
@@ -258,6 +273,24 @@ class Source:
 
     def remove_retained(self, reader: str, bookmarks: Mapping[str, Any]) -> None:
         """Have other systems keep nothing for this reader any more. There may be nothing."""
+
+    def changed_partitions(self, changes: TouchedFiles) -> list[Any] | None:
+        """Return pieces of work that list these files and folders only; None: everything has to be listed to find what
+        has changed in them."""
+        return None
+
+    def watch(self) -> FolderEvents | None:
+        """Begin to notice changes of what it reads; None: only a listing finds them. Called in the driver of a run that
+        watches, before anything is listed. From then on, files that programs make beside a document while they work on
+        it are not listed.
+
+        Raises:
+            CannotWatch: it could notice them elsewhere, but not here; says why.
+        """
+        return None
+
+    def end_watch(self) -> None:
+        """List everything again as before ``watch``."""
 
     def listing(self, partition: Any) -> Iterator[Listed | Document | Doubt | Bookmark | Complete | Note]:
         """Yield every document of this piece, and ``Doubt``s for places that the driver should check. A

@@ -22,12 +22,13 @@ from ferryman.sources.folder import (
     LEAVE_OUT,
     FileContent,
     FolderFindings,
-    Globs,
+    NamedFiles,
     Piece,
     size_refusal,
     split_tree,
     walk_piece,
 )
+from ferryman.sources.globs import Globs
 
 _ETAGS: Final = ("ETag", "etag", "md5Hash", "content_md5", "content_hash", "checksum", "CRC")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "updated")
@@ -123,7 +124,14 @@ class Bucket:
     def pieces(self) -> list[Piece]:
         return split_tree(self._subfolders, id_of_key)
 
-    def listing(self, piece: Piece) -> Iterator[Listed | Doubt | Note]:
+    def watch(self) -> None:
+        return None  # a store reports no changes
+
+    def end_watch(self) -> None:
+        return
+
+    def listing(self, piece: Piece | NamedFiles) -> Iterator[Listed | Doubt | Note]:
+        assert not isinstance(piece, NamedFiles)  # nothing is watched
         return walk_piece(piece, key_of, self._list_folder, id_of_key, f"Fix that, {LEAVE_OUT}.")
 
     def still_there(self, ids: Iterable[str]) -> str:

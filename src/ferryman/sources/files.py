@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, unquote_to_bytes
 
 from ferryman import limits
@@ -17,8 +17,12 @@ from ferryman.document import Document
 from ferryman.errors import UsageError
 from ferryman.net import relative_paths, urls
 from ferryman.net.drives import protocol_of
-from ferryman.sources.base import Detect, Doubt, Listed, Note, Source
-from ferryman.sources.folder import FileTree, Folder, Globs, Piece, read_unpacked
+from ferryman.sources.base import Detect, Doubt, Listed, Note, Source, TouchedFiles
+from ferryman.sources.folder import FileTree, Folder, NamedFiles, Piece, pieces_of, read_unpacked
+from ferryman.sources.globs import Globs
+
+if TYPE_CHECKING:
+    from ferryman.sources.inotify import FolderEvents
 
 # Selection of files, and the base class of sources of files.
 
@@ -102,6 +106,12 @@ class FileSource(Source):
 
     def not_installed(self) -> str:
         return self._tree.not_installed()
+
+    def watch(self) -> FolderEvents | None:
+        return self._tree.watch()
+
+    def end_watch(self) -> None:
+        self._tree.end_watch()
 
     def __repr__(self) -> str:
         exclude = "" if self.exclude is None else f", exclude={self.exclude!r}"
@@ -215,11 +225,15 @@ class Files(FileSource):
         """
         self._tree.check()
 
+    def changed_partitions(self, changes: TouchedFiles) -> list[Any]:
+        """These files, and all in and below these folders."""
+        return pieces_of(changes)
+
     def partitions(self) -> list[Piece]:
         """Up to ``limits.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
         return self._tree.pieces()
 
-    def listing(self, partition: Piece) -> Iterator[Listed | Doubt | Note]:
+    def listing(self, partition: Piece | NamedFiles) -> Iterator[Listed | Doubt | Note]:
         """Every file of these folders, sorted by name within each folder.
 
         Raises:

@@ -7,11 +7,13 @@ import os
 import socket
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ferryman import limits
 from ferryman.document import Document, content_version, encode_fields
 from ferryman.errors import BadDocument, Misconfigured, QueueReplaced, Unavailable, UsageError
 from ferryman.queues import Message
@@ -62,6 +64,8 @@ class Queue(Log):
         super().__init__(prefix=prefix, ordered=ordered, on_error=on_error)
         self.name = check_name(name)
         self.root = root_of(root)
+        if not isinstance(self.root, Path):
+            self.ask_again_s = limits.WATCH_STORE_S
         self.types = _validate_texts("types", types)
         self.topics = _validate_texts("topics", topics)
         self.filters = self.types is not None or self.topics is not None

@@ -473,9 +473,20 @@ def sealed_files(state: State) -> list[StatePath]:
 
 
 def remembered_files(root: StatePath) -> list[str]:
-    """Return the names below the root of the files that hold what sources remember, see ``state.source_memory``."""
-    folder = root / SOURCES
-    return [f"{SOURCES}/{name}" for name in files.walk_names(folder)] if files.is_folder(folder) else []
+    """Return the names below the root of the files that hold what sources remember, see ``state.source_memory``, and
+    the batches of streams, see ``sources.stream``."""
+    of_streams = [name for name in stream_files(root) if "/batches/" in name]
+    return [*(f"{SOURCES}/{name}" for name in _walk(root / SOURCES)), *of_streams]
+
+
+def stream_files(root: StatePath) -> list[str]:
+    """Return the names below the root of all files of streams."""
+    names = (f"{STREAMS}/{name}" for name in _walk(root / STREAMS))
+    return [name for name in names if not files.is_folder(root / name)]
+
+
+def _walk(folder: StatePath) -> list[str]:
+    return list(files.walk_names(folder)) if files.is_folder(folder) else []
 
 
 def damaged_data(state: State) -> StateDamaged | None:
@@ -664,6 +675,9 @@ ONCE: Final = "once"
 have begun."""
 OPEN: Final = "open"
 """File in such a subfolder: tasks may begin as long as it exists."""
+
+STREAMS: Final = "streams"
+"""Folder of what logs themselves keep in the state, such as the checkpoints of streams."""
 
 SOURCES: Final = "sources"
 """Folder of what sources remember, see ``state.source_memory``; it exists if one of them does."""
