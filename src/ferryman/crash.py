@@ -168,6 +168,14 @@ KAFKA: Final[dict[str, str]] = {
 ended; a lane has its transactional id; half of a chunk is handed to the client; all of it is sent, not committed; it is
 committed, and no outcome recorded."""
 
+MIRROR: Final[dict[str, str]] = {
+    "mirror.planned": "which waiting deliveries are sent, and with which time, is recorded; nothing of it was sent",
+    "mirror.made": "a keyspace of a mirror has its tables, with nothing in them",
+    "mirror.sent": "rows are in the mirror, and the mirror's position is before them",
+    "mirror.kept": "the position is after them",
+}
+"""Durable steps of a mirror of the ledger -> the state after a kill there. They are beside those of a run."""
+
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who
     for name, who in {**POINTS, **KEYED, **RESET, **ONCE, **VERIFY, **REMEMBERED}.items()
@@ -261,7 +269,7 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
     plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, WRITTEN)
-    known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
+    known = [name for group in (*plans, MIRROR, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), once_file, by)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import msgspec
 
@@ -174,6 +174,19 @@ class Cassandra(Destination):
         self.replication = replication
         self._connection: Connection | None = None
         self._context: DestinationContext | None = None
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Make one of ``cassandra://[user:password@]host[:port][,host…][/keyspace[.table]]``.
+
+        Raises:
+            UsageError, PlanError: it is not such a URL.
+        """
+        servers, place = CassandraServers.from_url(url)
+        keyspace, _, table = place.partition(".")
+        hosts = [f"{host}:{port}" for host, port in servers.hosts]
+        names = (keyspace, table or "documents") if keyspace else ()
+        return cls(hosts, *names, user=servers.user, password=servers.password)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_connection": None, "_context": None}
