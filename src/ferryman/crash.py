@@ -176,6 +176,11 @@ MIRROR: Final[dict[str, str]] = {
 }
 """Durable steps of a mirror of the ledger -> the state after a kill there. They are beside those of a run."""
 
+IMPORT: Final[dict[str, str]] = {
+    "import.staged": "files that no table names, in a state without a wave: the import is done again",
+}
+"""Durable steps of ``ferryman import-jesterj`` before its commit -> the state after a kill there."""
+
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who
     for name, who in {**POINTS, **KEYED, **RESET, **ONCE, **VERIFY, **REMEMBERED}.items()
@@ -269,7 +274,7 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
     plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, WRITTEN)
-    known = [name for group in (*plans, MIRROR, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
+    known = [name for group in (*plans, MIRROR, IMPORT, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), once_file, by)
