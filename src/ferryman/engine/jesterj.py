@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from ferryman import crash
+from ferryman.document import Document
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.driver import record_plan_changes
 from ferryman.engine.settle import in_process, settle
@@ -38,7 +39,7 @@ from ferryman.records.families import (
     encode_published,
 )
 from ferryman.records.rows import DOCUMENTS, ORDINAL_STEPS, Status, events, hasher, table_of
-from ferryman.sources import DataFrame, Document, Fetched, Listed, Log, Source
+from ferryman.sources import DataFrame, Fetched, Listed, Log, Source
 from ferryman.sources.base import id_of
 from ferryman.state.state import State
 from ferryman.storage.files import StatePath
