@@ -45,6 +45,7 @@ OTHERS = (
     "queue",
     "remembered",
     "kafka",
+    "cassandra",
     "flow",
     "combine",
     "sizes",
