@@ -42,6 +42,7 @@ def operator(real: CassandraServer) -> Iterator[Connection]:
         yield connection
 
 
+@pytest.mark.slow
 class TestCassandra(ServerSuite):
     keyed = True
     secret = "s3cret-0f-the-tests"
@@ -74,14 +75,6 @@ class TestCassandra(ServerSuite):
     def wrong_credentials(self, folder: Path) -> Destination:
         protected = self.start_server(ProtectedCassandra.name)
         return Cassandra(protected.url, KEYSPACE, table_of(folder), user="loader", password=self.secret)
-
-    @pytest.mark.slow
-    def test_wrong_credentials_are_for_a_person(self, tmp_path: Path) -> None:
-        super().test_wrong_credentials_are_for_a_person(tmp_path)
-
-    @pytest.mark.slow
-    def test_a_server_may_restart_in_the_middle(self, tmp_path: Path) -> None:
-        super().test_a_server_may_restart_in_the_middle(tmp_path)
 
 
 def context(*, is_open: Callable[[], bool] | None = None) -> DestinationContext:
@@ -162,6 +155,19 @@ def test_every_write_names_every_column(destination: Cassandra) -> None:
         assert [tuple(row) for row in reader.rows(f"SELECT text, fields FROM {KEYSPACE}.{destination.table}")] == [
             (None, "{}")
         ]
+
+
+def test_a_chunk_that_comes_again_changes_nothing(destination: Cassandra) -> None:
+    """Whole, in part, in any order, and after newer deliveries: those are in force."""
+    first = [delivery(f"doc-{i}", NOW + i) for i in range(20)]
+    assert set(write(destination, *first)) == {Outcome.ok()}
+    before = sorted(destination.inventory(context()))
+    assert set(write(destination, *first[::-2])) == {Outcome.ok()}
+    assert sorted(destination.inventory(context())) == before
+    write(destination, delivery("doc-1", NOW + 30), delete("doc-2", NOW + 31))
+    assert [o.kind for o in write(destination, *first)] == ["ok", "stale", "stale", *["ok"] * 17]
+    assert all(each.intact for each in destination.inventory(context()))
+    assert len(list(destination.inventory(context()))) == 19
 
 
 def test_at_equal_times_nothing_is_lost(destination: Cassandra) -> None:

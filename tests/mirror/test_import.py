@@ -226,7 +226,14 @@ def _import(root: str, plan: bytes, url: str, names: Names, point: str) -> None:
     import_jesterj(cloudpickle.loads(plan), Path(root), CassandraServers(url), names)
 
 
-@pytest.mark.parametrize("point", ["import.staged", "wave.logged", "ledger.logged"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        *crash.IMPORT,
+        pytest.param("wave.logged", marks=pytest.mark.slow),
+        pytest.param("ledger.logged", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_at_each_point_it_can_be_done_again_or_is_done(corpus: Corpus, point: str) -> None:
     """Before the commit it is done again; after it the first run goes on from there."""
     import cloudpickle

@@ -192,7 +192,10 @@ def _catch_up(root: str, plan: bytes, url: str, point: str) -> None:
     Mirror(Path(root), cloudpickle.loads(plan), Cassandra(url)).catch_up()
 
 
-@pytest.mark.parametrize("point", crash.MIRROR)
+@pytest.mark.parametrize(
+    "point",
+    [pytest.param(point, marks=[] if point == "mirror.sent" else [pytest.mark.slow]) for point in crash.MIRROR],
+)
 def test_killed_at_each_point_it_goes_on(world: Mirrored, point: str) -> None:
     """What is there afterwards is what is there without a kill."""
     import cloudpickle

@@ -62,7 +62,7 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
         wave: it has every event up to this wave.
         batched: it has a BATCHED row of every delivery that waited when this wave was settled.
         batched_at: time of the last of these rows, µs since 1970: later events of a document come after it.
-        planned: wave up to which BATCHED rows may have been sent, with ``batched_at``; 0: none beyond ``batched``.
+        planned, planned_at: wave up to which more of these rows may have been sent, and their time; 0: none.
         tables: keyspace and table -> the table's id, to notice one that was dropped.
     """
 
@@ -70,6 +70,7 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
     batched: int = 0
     batched_at: int = 0
     planned: int = 0
+    planned_at: int = 0
     tables: dict[str, str] = {}
 
 
@@ -133,12 +134,14 @@ class Mirror:
             sent = status_rows(view, position.wave, last, floor=position.batched_at)
             events = tables.write_statuses(sent)
             if planned.planned:
-                waiting = waiting_rows(view, planned.batched, planned.planned, planned.batched_at)
+                waiting = waiting_rows(view, planned.batched, planned.planned, planned.planned_at)
                 events += tables.write_statuses(waiting)  # 3
             behind = view.settled - last
         crash.point("mirror.sent")
         batched = planned.planned or planned.batched
-        self._save(Position(last, batched, planned.batched_at, 0, position.tables | tables.ids()))  # 4
+        behind = behind or int(batched < last)  # a plan of a pass that was killed: newer waves have one of their own
+        batched_at = planned.planned_at or planned.batched_at
+        self._save(Position(last, batched, batched_at, tables=position.tables | tables.ids()))  # 4
         crash.point("mirror.kept")
         return MirrorPass(events, documents, behind, tables.take_refused())
 
@@ -151,7 +154,7 @@ class Mirror:
         if not found["waiting"]:
             return msgspec.structs.replace(position, batched=last)
         at = max(latest_time(view, last), microseconds(view.created), position.batched_at) + 1
-        planned = msgspec.structs.replace(position, batched_at=at, planned=last)
+        planned = msgspec.structs.replace(position, planned=last, planned_at=at)
         self._save(planned)
         crash.point("mirror.planned")
         return planned
