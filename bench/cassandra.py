@@ -25,7 +25,7 @@ from ferryman.sources import Memory
 from ferryman.state.state import MIRRORED, state_root
 from ferryman.testing.inprocess import InProcess
 
-MOST = 50_000
+MOST = 30_000
 """Documents; each is an event of the ledger, and a hash."""
 
 TARGET = 1.0
@@ -61,6 +61,7 @@ def loop(url: str, plan: Plan, root: Path, keyspace: str) -> None:
     host, _, port = url.partition(":")
     cluster = Cluster([host], port=int(port))
     session = cluster.connect()
+    session.default_timeout = None
     status = session.prepare(
         f"INSERT INTO {keyspace}.{STATUS.name} (docId, docHash, parentId, origParentId, outputStepName, status, "
         "message, antiCollision, created, createdNanos) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"

@@ -169,17 +169,18 @@ ended; a lane has its transactional id; half of a chunk is handed to the client;
 committed, and no outcome recorded."""
 
 MIRROR: Final[dict[str, str]] = {
-    "mirror.planned": "which waiting deliveries are sent, and with which time, is recorded; nothing of it was sent",
-    "mirror.made": "a keyspace of a mirror has its tables, with nothing in them",
-    "mirror.sent": "rows are in the mirror, and the mirror's position is before them",
-    "mirror.kept": "the position is after them",
+    "mirror.planned": DRIVER,
+    "mirror.made": DRIVER,
+    "mirror.sent": DRIVER,
+    "mirror.kept": DRIVER,
 }
-"""Durable steps of a mirror of the ledger -> the state after a kill there. They are beside those of a run."""
+"""Additional points of plans with a mirror, in a thread beside all others, and of ``ferryman ledger export``: which
+deliveries are sent as BATCHED is recorded; a keyspace has its tables; rows are sent; the position is after them."""
 
 IMPORT: Final[dict[str, str]] = {
-    "import.staged": "files that no table names, in a state without a wave: the import is done again",
+    "import.staged": DRIVER,
 }
-"""Durable steps of ``ferryman import-jesterj`` before its commit -> the state after a kill there."""
+"""Additional points of ``ferryman import-jesterj``, before the commit of the first wave."""
 
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who
@@ -255,12 +256,13 @@ QUEUES: Final[dict[str, str]] = {
 """Durable steps of a queue -> the state after a kill there. (The points above are reached by plans.)"""
 
 TARGETS: Final[dict[str, str]] = {
-    "target.made": "a store of vectors has its table or collection, with nothing in it",
+    "target.made": "the store has its table or collection, with nothing in it",
     "target.written": "a chunk is in the store, nobody was told",
     "target.indexed": "an index was made, the table is not compacted",
     "target.compacted": "the table is compacted; what was written stays as it was",
 }
-"""Durable steps in the stores of ``LanceDB``, ``Milvus`` and ``Qdrant`` -> the state after a kill there."""
+"""Durable steps in the stores of ``LanceDB``, ``Milvus``, ``Qdrant`` and ``Cassandra`` -> the state after a kill
+there."""
 
 ENVIRONMENT: Final = "FERRYMAN_CRASH"
 
@@ -273,8 +275,8 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, WRITTEN)
-    known = [name for group in (*plans, MIRROR, IMPORT, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
+    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, MIRROR, IMPORT, WRITTEN)
+    known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), once_file, by)

@@ -108,6 +108,7 @@ def test_times_of_writes_are_in_the_past() -> None:
     assert write_time(NOW + 1) == write_time(NOW) + 1
 
 
+@pytest.mark.rule("cassandra.operator")
 def test_a_plain_delete_of_an_operator_takes_effect(destination: Cassandra, operator: Connection) -> None:
     """It has the current time; and the next version of the document is there again."""
     write(destination, delivery("a", NOW), delivery("b", NOW + 1))
@@ -118,6 +119,7 @@ def test_a_plain_delete_of_an_operator_takes_effect(destination: Cassandra, oper
     assert {each.hash for each in destination.inventory(context(), ["a"])} == {newer.hash}
 
 
+@pytest.mark.rule("cassandra.operator")
 def test_a_plain_update_of_an_operator_does_not_survive_in_part(destination: Cassandra, operator: Connection) -> None:
     """A cell that somebody has written with a later time would stay for ever: the next version is written over it."""
     write(destination, delivery("a", NOW))
@@ -147,6 +149,7 @@ def test_a_worker_of_a_closed_pass_does_not_write_again(destination: Cassandra, 
     assert not list(destination.inventory(context()))
 
 
+@pytest.mark.rule("cassandra.late")
 def test_every_write_names_every_column(destination: Cassandra) -> None:
     """A version without text and fields leaves nothing of the one before."""
     write(destination, delivery("a", NOW, "old", {"title": "old"}))
@@ -157,6 +160,7 @@ def test_every_write_names_every_column(destination: Cassandra) -> None:
         ]
 
 
+@pytest.mark.rule("cassandra.late")
 def test_a_chunk_that_comes_again_changes_nothing(destination: Cassandra) -> None:
     """Whole, in part, in any order, and after newer deliveries: those are in force."""
     first = [delivery(f"doc-{i}", NOW + i) for i in range(20)]
@@ -177,6 +181,7 @@ def test_at_equal_times_nothing_is_lost(destination: Cassandra) -> None:
     assert [each.id for each in destination.inventory(context())] == ["a"]
 
 
+@pytest.mark.rule("cassandra.schema")
 def test_another_table_is_named_and_left_alone(real: CassandraServer, operator: Connection, tmp_path: Path) -> None:
     name = table_of(tmp_path)
     Cassandra(real.url, KEYSPACE, "some_table").check()
@@ -189,6 +194,7 @@ def test_another_table_is_named_and_left_alone(real: CassandraServer, operator: 
     assert not operator.columns_of(KEYSPACE, name + SUFFIX)
 
 
+@pytest.mark.rule("cassandra.schema")
 def test_workers_make_no_tables(real: CassandraServer, operator: Connection, tmp_path: Path) -> None:
     """One that was dropped stays away until the driver's next check, which says so."""
     destination = Cassandra(real.url, KEYSPACE, table_of(tmp_path))
@@ -202,6 +208,7 @@ def test_workers_make_no_tables(real: CassandraServer, operator: Connection, tmp
     assert destination.identity() not in ("", before)
 
 
+@pytest.mark.rule("cassandra.schema")
 def test_a_schema_on_which_nodes_do_not_agree_is_waited_for(
     real: CassandraServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def both(corpus: Corpus, id: str, *statuses: str) -> None:
         corpus.jesterj.status(id, step, *statuses)
 
 
+@pytest.mark.rule("jesterj.import")
 def test_the_first_run_sends_only_what_is_not_there(corpus: Corpus) -> None:
     """Finished deliveries stay; what one step lacks goes there alone; DEAD and ERROR_DOC stay as they are until
     somebody retries them; what has changed since, and what JesterJ does not know, is sent."""
@@ -175,6 +176,7 @@ def test_documents_with_children_are_sent_again(corpus: Corpus) -> None:
     assert set(corpus.arrived("out")) == {"mail.txt by out"}
 
 
+@pytest.mark.rule("jesterj.import")
 def test_what_cannot_be_known_is_sent_again_unless_it_is_trusted(world: Mirrored) -> None:
     """A source without times of modification."""
     world.put("a", "b")

@@ -22,9 +22,8 @@ from ferryman.account.queries import tables
 from ferryman.destinations import Cassandra, Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import Dropped, Misconfigured, PermanentError, PlanError, UsageError
-from ferryman.mirror import mirror as mirror_module
 from ferryman.mirror.files import export
-from ferryman.mirror.mirror import Mirror, MirrorTables
+from ferryman.mirror.mirror import Mirror, MirrorPosition, MirrorTables
 from ferryman.mirror.tables import keyspace_of
 from ferryman.records import rows as records
 from ferryman.routers import Duplicate
@@ -90,6 +89,7 @@ def ledger(world: Mirrored) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.rule("mirror.rows")
 def test_every_event_is_a_row(world: Mirrored) -> None:
     """In the keyspace of its source and destination, with all that the page's columns say, in the order of the ledger;
     an event about the document alone is in the source's keyspace."""
@@ -113,6 +113,7 @@ def test_every_event_is_a_row(world: Mirrored) -> None:
     assert {r.message for r in world.rows("out") if r.status == "ERROR_DOC"} == {"step judge: PermanentError: no good"}
 
 
+@pytest.mark.rule("mirror.queries")
 def test_the_page_finds_what_we_say(world: Mirrored) -> None:
     """Stranded documents by status, the history of one, its last hash."""
     fill(world)
@@ -147,6 +148,7 @@ def test_the_page_finds_what_we_say(world: Mirrored) -> None:
     assert {row.hashalg for row in world.hashes()} == {"BLAKE2b-128"}
 
 
+@pytest.mark.rule("mirror.queries")
 def test_what_waits_is_batched(world: Mirrored) -> None:
     """Deliveries that wait for a destination which is away have no event in the ledger: the page's query finds them,
     and no more once they have arrived."""
@@ -165,6 +167,7 @@ def test_what_waits_is_batched(world: Mirrored) -> None:
     assert [r.status for r in world.rows("out", "docs", "WHERE docid = ?", "a")] == ["INDEXED", "BATCHED"]
 
 
+@pytest.mark.rule("mirror.rows")
 def test_an_event_that_is_sent_twice_is_one_row(world: Mirrored) -> None:
     fill(world)
     world.mirror.catch_up()
@@ -196,6 +199,7 @@ def _catch_up(root: str, plan: bytes, url: str, point: str) -> None:
     "point",
     [pytest.param(point, marks=[] if point == "mirror.sent" else [pytest.mark.slow]) for point in crash.MIRROR],
 )
+@pytest.mark.rule("mirror.harmless")
 def test_killed_at_each_point_it_goes_on(world: Mirrored, point: str) -> None:
     """What is there afterwards is what is there without a kill."""
     import cloudpickle
@@ -229,6 +233,7 @@ def test_a_run_mirrors_beside_its_work(world: Mirrored) -> None:
     assert [r.docid for r in world.rows()] == ["a"]
 
 
+@pytest.mark.rule("mirror.harmless")
 def test_a_mirror_that_is_away_is_no_matter_of_the_run(world: Mirrored) -> None:
     """The run ends as without it, with a message that says what to do; the mirror catches up later."""
     world.source().destination("out", world.out())
@@ -245,6 +250,7 @@ def test_a_mirror_that_is_away_is_no_matter_of_the_run(world: Mirrored) -> None:
     assert {r.docid for r in world.rows()} == {"doc-0", "doc-1", "doc-2"}
 
 
+@pytest.mark.rule("mirror.harmless")
 def test_a_run_does_not_wait_for_a_mirror_that_is_slow(world: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that takes the connection and never answers."""
     monkeypatch.setattr(limits, "MIRROR_END_S", 0.2)
@@ -257,6 +263,7 @@ def test_a_run_does_not_wait_for_a_mirror_that_is_slow(world: Mirrored, monkeypa
     assert [m for m in summary.messages if "it is behind, and the run has ended" in m]
 
 
+@pytest.mark.rule("mirror.harmless")
 def test_another_schema_is_named_and_left_alone(world: Mirrored) -> None:
     """Not one keyspace of the mirror is made then, and the run goes on."""
     world.put("a")
@@ -315,6 +322,7 @@ class Clock(dt.datetime):
         return super().now(tz) + cls.offset
 
 
+@pytest.mark.rule("mirror.clock")
 def test_times_of_a_document_grow_though_the_clock_goes_back(world: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
     """By an hour, between waves that the mirror sees one by one, and in one pass: the same rows."""
     shim = type("Shim", (), {**vars(dt), "datetime": Clock})
@@ -347,7 +355,7 @@ def test_a_state_put_back_from_an_older_copy_is_mirrored_from_the_beginning(worl
     mirror = world.mirror
     mirror.catch_up()
     [(key, position)] = mirror.read_all().items()
-    ahead = {key: mirror_module.Position(position.wave + 5, position.batched + 5, tables=position.tables)}
+    ahead = {key: MirrorPosition(position.wave + 5, position.batched + 5, tables=position.tables)}
     files.replace(world.root / MIRRORED, files.seal(ahead))
     assert mirror.catch_up().events == 1
 
@@ -381,7 +389,7 @@ def test_only_one_process_mirrors_at_a_time(world: Mirrored) -> None:
     world.source().destination("out", world.out())
     world.run()
     mirror = world.mirror
-    with mirror._exclusive() as is_free:
+    with mirror.exclusive() as is_free:
         assert is_free
         assert mirror.catch_up().behind == 0
         assert mirror.catch_up().events == 0

@@ -38,7 +38,7 @@ def export(
         str,
         typer.Option(
             "--to",
-            metavar="URL|FILE",
+            metavar="PLACE",
             show_default=False,
             help="cassandra://[USER:PASSWORD@]HOST[:PORT][,HOST…]; FILE.db for SQLite; else a new folder for Parquet.",
         ),

@@ -45,9 +45,6 @@ from ferryman.state.state import State
 from ferryman.storage.files import StatePath
 from ferryman.storage.parquet import Part, write_part
 
-KEEPS_DAYS: Final = 90
-"""Days after which JesterJ's rows are gone, unless somebody has changed it."""
-
 _ROWS: Final = 10_000
 """Documents in a file that is staged."""
 
@@ -84,7 +81,7 @@ class Known(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """What an import did, as numbers of documents.
+    """Result of an import, as numbers of documents.
 
     Attributes:
         unchanged: have ended at every destination, and the first run sends nothing of them.

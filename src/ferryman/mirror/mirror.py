@@ -55,7 +55,7 @@ _WAIT_S: Final = 0.05
 """Time between two looks whether a mirror has failed."""
 
 
-class Position(msgspec.Struct, frozen=True, omit_defaults=True):
+class MirrorPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """How far a mirror is.
 
     Attributes:
@@ -75,7 +75,7 @@ class Position(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MirrorPass(msgspec.Struct, frozen=True):
-    """What a pass did.
+    """Result of a pass.
 
     Attributes:
         events, documents: rows that were sent to the two tables.
@@ -110,7 +110,7 @@ class Mirror:
         """
         events = documents = 0
         refused: list[str] = []
-        with self._exclusive() as is_free, self.target.servers.connection() as connection:
+        with self.exclusive() as is_free, self.target.servers.connection() as connection:
             behind = 1 if is_free else 0
             tables = MirrorTables(connection, self.plan, self.target.replication)
             while behind and go_on():
@@ -125,7 +125,7 @@ class Mirror:
         with contextlib.ExitStack() as stack:
             view = retry_read(self.root, lambda: stack.enter_context(open_view(self.root, self.plan)))
             if position.wave > view.settled:  # the state was put back from an older copy
-                position = Position()
+                position = MirrorPosition()
             last = waves_to_read(view, position.wave, limits.MIRROR_EVENTS)
             complete = last == view.settled
             planned = self._plan_waiting(view, position, last) if complete else position  # 1
@@ -141,11 +141,11 @@ class Mirror:
         batched = planned.planned or planned.batched
         behind = behind or int(batched < last)  # a plan of a pass that was killed: newer waves have one of their own
         batched_at = planned.planned_at or planned.batched_at
-        self._save(Position(last, batched, batched_at, tables=position.tables | tables.ids()))  # 4
+        self._save(MirrorPosition(last, batched, batched_at, tables=position.tables | tables.ids()))  # 4
         crash.point("mirror.kept")
         return MirrorPass(events, documents, behind, tables.take_refused())
 
-    def _plan_waiting(self, view: View, position: Position, last: int) -> Position:
+    def _plan_waiting(self, view: View, position: MirrorPosition, last: int) -> MirrorPosition:
         """Record which waiting deliveries get a BATCHED row, unless an earlier pass did and was killed."""
         if position.planned:
             return position
@@ -161,29 +161,29 @@ class Mirror:
 
     # --- the durable position -----------------------------------------------------------------------------------------
 
-    def _position(self, connection: Connection) -> Position:
+    def _position(self, connection: Connection) -> MirrorPosition:
         """Return how far the mirror is; from the beginning if one of its tables was dropped."""
-        position = self.read_all().get(self._key, Position())
+        position = self.read_all().get(self._key, MirrorPosition())
         for name, id in position.tables.items():
             if connection.table_id(*name.split(".")) != id:
-                return Position()
+                return MirrorPosition()
         return position
 
-    def read_all(self) -> dict[str, Position]:
+    def read_all(self) -> dict[str, MirrorPosition]:
         """Return the positions of all mirrors of the state. A damaged file is as good as none: all is sent again."""
         path = self.root / MIRRORED
         if not files.exists(path):
             return {}
         try:
-            return msgspec.convert(files.unseal(path), dict[str, Position])
+            return msgspec.convert(files.unseal(path), dict[str, MirrorPosition])
         except (StateDamaged, msgspec.ValidationError):
             return {}
 
-    def _save(self, position: Position) -> None:
+    def _save(self, position: MirrorPosition) -> None:
         files.replace(self.root / MIRRORED, files.seal(self.read_all() | {self._key: position}))
 
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[bool]:
+    def exclusive(self) -> Iterator[bool]:
         """Keep other processes from mirroring this state at the same time; yield False if one does."""
         if not isinstance(self.root, Path) or not self.root.exists():  # without a state there is nothing to mirror
             yield True
