@@ -17,11 +17,10 @@ from tests.servers.cassandra import CassandraServer
 from tests.support.plan_world import PlanWorld
 from tests.support.plan_world import place as place  # a fixture
 
-pytest.importorskip("cassandra")
-
 
 @pytest.fixture(scope="module")
 def cassandra(server: Callable[[str], Any]) -> CassandraServer:
+    pytest.importorskip("cassandra")
     started: CassandraServer = server("cassandra")
     return started
 
