@@ -119,6 +119,17 @@ def test_a_plain_delete_of_an_operator_takes_effect(destination: Cassandra, oper
     assert {each.hash for each in destination.inventory(context(), ["a"])} == {newer.hash}
 
 
+def test_a_column_that_an_operator_has_emptied_is_filled_again(destination: Cassandra, operator: Connection) -> None:
+    """Nothing tells when that was; the next version is whole all the same."""
+    write(destination, delivery("a", NOW))
+    operator.rows(f"UPDATE {KEYSPACE}.{destination.table} SET text = null WHERE id = 'a'")
+    assert write(destination, delivery("a", NOW + 1, "ours")) == [Outcome.ok()]
+    hit = destination.lookup("a")
+    assert hit is not None
+    assert hit.text == "ours"
+    assert [each.intact for each in destination.inventory(context())] == [True]
+
+
 @pytest.mark.rule("cassandra.operator")
 def test_a_plain_update_of_an_operator_does_not_survive_in_part(destination: Cassandra, operator: Connection) -> None:
     """A cell that somebody has written with a later time would stay for ever: the next version is written over it."""
@@ -247,6 +258,14 @@ def test_a_document_can_be_looked_up(destination: Cassandra) -> None:
     assert hit is not None
     assert (hit.title, hit.text, hit.fields) == ("The title", "the text", {"title": "The title"})
     assert destination.lookup("b") is None
+
+
+def test_a_url_names_hosts_user_and_place() -> None:
+    made = Cassandra.from_url("cassandra://loader:${SECRET}@db-1,db-2:9043,[::1]:9044/search.pages")
+    assert made.servers.hosts == (("db-1", 9042), ("db-2", 9043), ("::1", 9044))
+    assert (made.servers.user, made.servers.password) == ("loader", "${SECRET}")
+    assert (made.keyspace, made.table) == ("search", "pages")
+    assert made.target() == "cassandra://db-1,db-2:9043,[::1]:9044/search.pages"
 
 
 @pytest.mark.parametrize(

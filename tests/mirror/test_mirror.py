@@ -178,6 +178,7 @@ def test_an_event_that_is_sent_twice_is_one_row(world: Mirrored) -> None:
     assert ([tuple(r) for r in world.rows()], [tuple(r) for r in world.hashes()]) == before
 
 
+@pytest.mark.slow
 def test_a_damaged_position_sends_all_again(world: Mirrored) -> None:
     world.put("a")
     world.source().destination("out", world.out())
@@ -348,6 +349,7 @@ def test_times_of_a_document_grow_though_the_clock_goes_back(world: Mirrored, mo
     assert sorted(map(tuple, world.rows())) == before
 
 
+@pytest.mark.slow
 def test_a_state_put_back_from_an_older_copy_is_mirrored_from_the_beginning(world: Mirrored) -> None:
     world.put("a")
     world.source().destination("out", world.out())
@@ -370,6 +372,7 @@ def test_ids_that_cassandra_cannot_hold_are_left_out_by_name(world: Mirrored) ->
     assert done.refused[0].startswith("the hash of 'xxx")
 
 
+@pytest.mark.slow
 def test_a_large_wave_goes_in_parts(world: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
     """A position is recorded after some waves; between two looks only that much is sent again."""
     monkeypatch.setattr(limits, "MIRROR_EVENTS", 3)
@@ -396,7 +399,7 @@ def test_only_one_process_mirrors_at_a_time(world: Mirrored) -> None:
     assert mirror.catch_up().events == 1
 
 
-@pytest.mark.parametrize("name", ["out.db", "out"])
+@pytest.mark.parametrize("name", ["out.db", pytest.param("out", marks=pytest.mark.slow)])
 def test_files_have_the_same_rows(world: Mirrored, name: str) -> None:
     fill(world)
     world.mirror.catch_up()

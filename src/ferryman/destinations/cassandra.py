@@ -184,7 +184,7 @@ class Cassandra(Destination):
         """
         servers, place = CassandraServers.from_url(url)
         keyspace, _, table = place.partition(".")
-        hosts = [f"{host}:{port}" for host, port in servers.hosts]
+        hosts = servers.shown.split(",")
         names = (keyspace, table or "documents") if keyspace else ()
         return cls(hosts, *names, user=servers.user, password=servers.password)
 
@@ -369,10 +369,12 @@ class Cassandra(Destination):
         times = ", ".join(f"writetime({name})" for name in ("sequence", *_OTHERS))
         query = f"SELECT id, sequence, delivery_hash, {times} FROM {self._place} WHERE id IN ?"
         found = {id: _InForce(None) for id in ids}
+        written = {row.delivery.id: row for row in rows}
         for id, sequence, digest, own, *others in self._connection.rows_of_keys(query, ids):
             latest = max(at for at in (own, *others, 0) if at is not None)
             last = None if sequence is None or digest is None else LastDelivery(sequence, digest)
-            found[id] = _InForce(last, latest, True, own is None or latest > own)
+            is_foreign = own is None or latest > own or _lacks_a_value(written[id], last, others)
+            found[id] = _InForce(last, latest, True, is_foreign)
         absent = [id for id in ids if not found[id].is_row]
         remembered = f"SELECT bucket, sequence, delivery_hash FROM {self._place}{SUFFIX} WHERE bucket IN ?"
         for bucket, sequence, digest in self._connection.rows_of_keys(remembered, (_DELETE + id for id in absent)):
@@ -414,6 +416,19 @@ def _is_hidden(delivery: Delivery, found: _InForce) -> bool:
         return found.is_row
     is_ours = found.last is not None and (found.last.sequence, found.last.hash) == (delivery.sequence, delivery.hash)
     return not is_ours or not found.is_row or found.is_foreign
+
+
+def _lacks_a_value(row: VectorRow, last: LastDelivery | None, times: Sequence[int | None]) -> bool:
+    """Return whether a column of this delivery's row is null that was not written so: somebody has emptied it, and the
+    time of that cannot be read.
+
+    Args:
+        times: of the columns ``_OTHERS``; None: the column is null.
+    """
+    if row.delivery.operation == "delete" or last != (row.delivery.sequence, row.delivery.hash):
+        return False
+    values = dict(zip(_COLUMNS, _values(row), strict=True))
+    return any(at is None and values[name] is not None for name, at in zip(_OTHERS, times, strict=True))
 
 
 def _is_key(id: str) -> bool:

@@ -183,7 +183,8 @@ class CassandraServers:
     @property
     def shown(self) -> str:
         """Return the hosts for a message."""
-        return ",".join(host if port == PORT else f"{host}:{port}" for host, port in self.hosts)
+        named = [(f"[{host}]" if ":" in host else host, port) for host, port in self.hosts]
+        return ",".join(host if port == PORT else f"{host}:{port}" for host, port in named)
 
     def connect(self) -> Connection:
         """Connect to the cluster.
