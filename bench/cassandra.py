@@ -37,6 +37,12 @@ class QuickServer(CassandraServer):
 
     name = "cassandra-bench"
 
+    def layout(self) -> None:
+        super().layout()
+        settings = self.folder / "cassandra.yaml"
+        periodic = "commitlog_sync: periodic\ncommitlog_sync_period: 10000ms"  # Cassandra's default
+        settings.write_text(settings.read_text().replace("commitlog_sync: batch", periodic))
+
     def command(self) -> list[str]:
         return [word for word in super().command() if not word.startswith("-XX:TieredStopAtLevel")]
 
