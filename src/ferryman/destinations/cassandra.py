@@ -135,7 +135,7 @@ class Cassandra(Destination):
         limits=(
             f"an id has {KEY_BYTES} bytes at most",
             "a row fits into half a segment of the server's commit log (16 MiB by default)",
-            "with one copy of each row, a server that is killed keeps all that it confirmed with `commitlog_sync: batch`",
+            "with one copy of a row, a killed server has all that it confirmed only with `commitlog_sync: batch`",
         ),
         outcomes=(
             ("a write that the server refuses by itself", "permanent"),
