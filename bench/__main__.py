@@ -47,6 +47,7 @@ OTHERS = (
     "verify",
     "kafka",
     "watch",
+    "cassandra",
     "flow",
     "combine",
     "sizes",

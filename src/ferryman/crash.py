@@ -198,6 +198,20 @@ FILES: Final[dict[str, str]] = {
 files of a chunk are; they have their names, which the index does not have; the index has all, and no outcome is
 recorded. The last one is after a run: files of an index are merged, and the older ones are still there."""
 
+MIRROR: Final[dict[str, str]] = {
+    "mirror.planned": DRIVER,
+    "mirror.made": DRIVER,
+    "mirror.sent": DRIVER,
+    "mirror.kept": DRIVER,
+}
+"""Additional points of plans with a mirror, in a thread beside all others, and of ``ferryman ledger export``: which
+deliveries are sent as BATCHED is recorded; a keyspace has its tables; rows are sent; the position is after them."""
+
+IMPORT: Final[dict[str, str]] = {
+    "import.staged": DRIVER,
+}
+"""Additional points of ``ferryman import-jesterj``, before the commit of the first wave."""
+
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who
     for name, who in {**POINTS, **KEYED, **RESET, **ONCE, **VERIFY, **REMEMBERED}.items()
@@ -272,12 +286,13 @@ QUEUES: Final[dict[str, str]] = {
 """Durable steps of a queue -> the state after a kill there. (The points above are reached by plans.)"""
 
 TARGETS: Final[dict[str, str]] = {
-    "target.made": "a store of vectors has its table or collection, with nothing in it",
+    "target.made": "the store has its table or collection, with nothing in it",
     "target.written": "a chunk is in the store, nobody was told",
     "target.indexed": "an index was made, the table is not compacted",
     "target.compacted": "the table is compacted; what was written stays as it was",
 }
-"""Durable steps in the stores of ``LanceDB``, ``Milvus`` and ``Qdrant`` -> the state after a kill there."""
+"""Durable steps in the stores of ``LanceDB``, ``Milvus``, ``Qdrant`` and ``Cassandra`` -> the state after a kill
+there."""
 
 ENVIRONMENT: Final = "FERRYMAN_CRASH"
 
@@ -304,6 +319,8 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
         TARGETS,
         KAFKA,
         FILES,
+        MIRROR,
+        IMPORT,
         WRITTEN,
     )
     known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]

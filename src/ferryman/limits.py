@@ -279,6 +279,27 @@ NOTIFY_REASON_CHARACTERS: Final = 500
 NOTIFY_TARGETS: Final = 50
 """Targets for which a state remembers what was sent; the oldest are forgotten."""
 
+# --- mirrors of the ledger --------------------------------------------------------------------------
+
+MIRROR_EVENTS: Final = 100_000
+"""Events that a mirror sends before it records how far it is; a larger wave is sent as a whole."""
+
+MIRROR_ROWS: Final = 2000
+"""Rows that a mirror has in memory at a time, beside those of a query."""
+
+MIRROR_END_S: Final = 10.0
+"""Longest time that a run which has ended leaves a mirror that gets on; the next run does the rest."""
+
+MIRROR_PACE: Final = 4
+"""Multiple of the time of a pass for which a mirror pauses before the next one: it takes little from its run."""
+
+MIRROR_RETRY_S: Final = 1.0
+MIRROR_RETRY_MAX_S: Final = 300.0
+"""First and longest pause before a mirror that failed is tried again."""
+
+MIRROR_MESSAGES: Final = 20
+"""Different messages of a mirror that a run prints."""
+
 # --- reading documents ----------------------------------------------------------------------------
 EXTRACT_TEXT_BYTES: Final = 64 * MIB
 """Text extracted from a document: a hundred thick books, and less than a worker's memory."""

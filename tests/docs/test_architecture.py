@@ -37,6 +37,8 @@ _OF_PLANS = {
     **crash.VERIFY,
     **crash.REMEMBERED,
     **crash.KAFKA,
+    **crash.MIRROR,
+    **crash.IMPORT,
 }
 POINTS = {**_OF_PLANS, **dict.fromkeys(QUEUES, DRIVER)}
 PREFIXES = {point.partition(".")[0] for point in POINTS}
@@ -146,6 +148,7 @@ def test_the_folders_are_those_of_a_state() -> None:
                 "migrated.json",
                 "counted.json",
                 "notified.json",
+                "mirrored.json",
                 "passed.json",
                 "targets.json",
                 "verified.json",

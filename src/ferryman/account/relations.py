@@ -74,6 +74,7 @@ class View:
         self._logs = {n.name: LogPositions(state, n.name) for n in logs_read(state.plan.nodes)}
         state.load_consistently([WAVE, SETTLED, RANGES, *(log.entries_read_id for log in self._logs.values())])
         self.wave = wave = state.outbox.transactions[WAVE]
+        self.settled = state.settled
         staged: dict[str, list[str]] = {"documents": [], "ledger": []}
         if wave > state.outbox.transactions[SETTLED]:
             info = state.outbox.log.find("wave", wave)
@@ -83,6 +84,11 @@ class View:
         self._documents = self._register(state.documents, DOCUMENTS, staged["documents"])
         self._ledger = self._register(state.ledger, LEDGER, staged["ledger"])
         self._register_outbox(state.outbox)
+
+    @property
+    def created(self) -> str:
+        """When the state was created, ISO 8601."""
+        return str(self._state.identity()["created"])
 
     def rows(self, query: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """Return a query's rows as dicts; times as ISO 8601 text."""

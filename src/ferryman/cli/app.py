@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from ferryman.cli import account, decide, plan, queue, remembered, run, terminal
+from ferryman.cli import account, decide, ledger, plan, queue, remembered, run, terminal
 from ferryman.cli.adopt import adopt
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import GlobalOptions, Verbose
@@ -113,10 +113,12 @@ app.command()(evaluate)
 app.command()(mcp)
 app.command()(account.fsck)
 app.command()(warm_up)
+app.command("import-jesterj")(ledger.import_jesterj)
 app.add_typer(plan.app)
 app.add_typer(queue.app)
 app.add_typer(remembered.app)
 app.add_typer(account.app)
+app.add_typer(ledger.app)
 app.add_typer(intake_app)
 
 

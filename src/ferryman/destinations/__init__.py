@@ -10,6 +10,7 @@ from ferryman.destinations.memory import Memory, Null
 from ferryman.destinations.stored import Stored
 
 if TYPE_CHECKING:
+    from ferryman.destinations.cassandra import Cassandra
     from ferryman.destinations.files import Directory, JsonLines
     from ferryman.destinations.kafka import Kafka
     from ferryman.destinations.lancedb import LanceDB
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ferryman.intake.destination import JobIdentifiers
 
 __all__ = [
+    "Cassandra",
     "Delivery",
     "Destination",
     "DestinationContext",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 _HEAVY: Final = {
+    "Cassandra": "destinations.cassandra",
     "Directory": "destinations.files",
     "Elasticsearch": "destinations.opensearch",
     "JobIdentifiers": "intake.destination",

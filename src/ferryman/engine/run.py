@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import zip_longest
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ferryman import crash, limits
 from ferryman.account.queries import all_errors_queued, cache_counts, outstanding_for_driver
@@ -55,6 +55,9 @@ from ferryman.state.commands import ADOPT, OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.state import State
 
+if TYPE_CHECKING:
+    from ferryman.mirror.mirror import BackgroundMirrors
+
 _IDLE_TURNS: Final = 3
 """Consecutive rounds without a commit after which a run ends although something is due: a worker may have died, or a
 pending document is no longer listed."""
@@ -83,6 +86,7 @@ class Run:
         self._clock = clock
         self._summary = Summary()
         self._reporter = Reporter(state, [*state.plan.notified, *settings.notify], self._add_message)
+        self._mirrors = background_mirrors(state)
         self._count_cache = CountCache(state)
         self._backlog = Backlog(state, settings.max_pending)
         self._listing_incomplete = False
@@ -205,6 +209,8 @@ class Run:
         self._targets.remember()
         for hint in self._nodes.hints():
             self._add_message_once(hint)
+        for message in self._mirrors.messages() if self._mirrors is not None else ():
+            self._add_message_once(WARNING + message)
         self.notify()
 
     def notify(self, least_s: float = 0.0) -> None:
@@ -223,6 +229,8 @@ class Run:
             self._add_message(note)
         if not any(command.verb == ADOPT for command in queued_commands(state)):
             self._sequence_guard.refuse_old_copy()
+        if self._mirrors is not None:
+            self._mirrors.start()
         actions = []
         if state.wave > state.settled:
             settled = settle(state, state.wave, self._run_tasks)
@@ -371,6 +379,8 @@ class Run:
         crash.point("deliver.done")
         self._observer.phase(number, "settle")
         settled = settle(self._state, number, self._run_tasks)
+        if self._mirrors is not None:
+            self._mirrors.wake()
         self._summary.waves += 1
         self._summary.delivered += settled.delivered - settled.deleted
         self._summary.deleted += settled.deleted
@@ -445,6 +455,8 @@ class Run:
     def finish(self) -> Summary:
         """Return the run's summary: what was done and what is left."""
         summary = self._summary
+        for message in self._mirrors.end() if self._mirrors is not None else ():
+            self._add_message(WARNING + message)
         summary.remembered = self._answers.finish()
         for name, value in outstanding_for_driver(self._state).items():
             setattr(summary, name, value)
@@ -467,6 +479,15 @@ class Run:
         """Report a line, which may begin with ``WARNING``, and keep it for the summary, without that."""
         self._summary.messages.append(text.removeprefix(WARNING))
         self._observer.message(text)
+
+
+def background_mirrors(state: State) -> BackgroundMirrors | None:
+    """Return the mirrors of a state's plan; None: it has none, as most."""
+    if not state.plan.mirrors:
+        return None
+    from ferryman.mirror.mirror import BackgroundMirrors
+
+    return BackgroundMirrors(state.root, state.plan, state.plan.mirrors)
 
 
 # Counts of a large state, kept for ``status``.

@@ -655,6 +655,9 @@ MIGRATION: Final = "migration.json"
 NOTIFIED: Final = "notified.json"
 """File that records what each notification target was sent."""
 
+MIRRORED: Final = "mirrored.json"
+"""File that records up to which wave each mirror has the ledger; see ``mirror.mirror``."""
+
 MISSED: Final = "passed.json"
 """File of log entries that destinations have missed; see ``MissedEntries``."""
 
