@@ -332,6 +332,21 @@ GROUP_BYTES: Final = 16 * MIB
 BOOKMARK_BYTES: Final = MIB
 """Largest bookmark of a source's partition, encoded as JSON."""
 
+SITE_BUDGET: Final = 10_000
+"""Pages of a host that one scan asks for: half an hour at 5 a second, which is what a kill may cost."""
+
+SITE_DEPTH: Final = 20
+"""Links that lead to a page, one after the other: a calendar without end has no deeper pages than this."""
+
+SITE_PAGES: Final = 100_000
+"""Pages of a host: what is remembered of them takes some 10 MB."""
+
+SITE_PATTERN_PAGES: Final = 5000
+"""Pages of one pattern that links lead to: more are a calendar, or a search that is linked to."""
+
+SITE_PAGE_BYTES: Final = 64 * MIB
+"""Largest page or file of a site."""
+
 MAX_CONTENT_BYTES: Final = 2000 * MIB
 """Fields, or raw bytes, of one delivery: a page of a data file is compressed whole, and lz4 takes 2016 MiB at most."""
 

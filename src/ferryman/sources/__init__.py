@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ferryman.sources.changes import Changes
     from ferryman.sources.kafka import Kafka
     from ferryman.sources.queue import Queue
+    from ferryman.sources.site import Site
     from ferryman.sources.sql import Sql
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Piece",
     "Queue",
     "Rows",
+    "Site",
     "Source",
     "Sql",
     "Unchanged",
@@ -53,6 +55,7 @@ _HEAVY: Final = {
     "Jobs": "intake.source",
     "Kafka": "sources.kafka",
     "Queue": "sources.queue",
+    "Site": "sources.site",
     "Sql": "sources.sql",
 }
 """Names loaded on demand, and their modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a
