@@ -332,6 +332,10 @@ GROUP_BYTES: Final = 16 * MIB
 BOOKMARK_BYTES: Final = MIB
 """Largest bookmark of a source's partition, encoded as JSON."""
 
+MAIN_TEXT_TIMEOUT_S: Final = 30.0
+MAIN_TEXT_MEMORY_BYTES: Final = GIB
+"""Time and memory for finding the main text of a page: one of 10 MB takes some seconds and 500 MB."""
+
 SITE_BUDGET: Final = 10_000
 """Pages of a host that one scan asks for: half an hour at 5 a second, which is what a kill may cost."""
 
