@@ -332,6 +332,12 @@ GROUP_BYTES: Final = 16 * MIB
 BOOKMARK_BYTES: Final = MIB
 """Largest bookmark of a source's partition, encoded as JSON."""
 
+MAX_DELETED_BEHIND_LOGIN: Final = 0.1
+"""``MAX_DELETED`` of sources that need a login: one that has expired shows less, not nothing."""
+
+GIT_TIMEOUT_S: Final = 3600.0
+"""Timeout of one git command: the first fetch of a large repository."""
+
 MAIN_TEXT_TIMEOUT_S: Final = 30.0
 MAIN_TEXT_MEMORY_BYTES: Final = GIB
 """Time and memory for finding the main text of a page: one of 10 MB takes some seconds and 500 MB."""

@@ -16,6 +16,7 @@ from ferryman.sources.records import Csv, JsonLines, Lines
 if TYPE_CHECKING:
     from ferryman.intake.source import Jobs
     from ferryman.sources.changes import Changes
+    from ferryman.sources.git import Git
     from ferryman.sources.kafka import Kafka
     from ferryman.sources.queue import Queue
     from ferryman.sources.site import Site
@@ -33,6 +34,7 @@ __all__ = [
     "Entry",
     "Fetched",
     "Files",
+    "Git",
     "Jobs",
     "JsonLines",
     "Kafka",
@@ -52,6 +54,7 @@ __all__ = [
 
 _HEAVY: Final = {
     "Changes": "sources.changes",
+    "Git": "sources.git",
     "Jobs": "intake.source",
     "Kafka": "sources.kafka",
     "Queue": "sources.queue",

@@ -23,10 +23,6 @@ from ferryman.sources.site.scope import Scope, normalize, origin_of
 
 _LIBRARIES: Final = ("feedparser", "lxml", "protego", "webencodings")
 
-MAX_DELETED_BEHIND_LOGIN: Final = 0.1
-"""Share of the known pages that may be missing at once where a login is needed: one that has expired shows less, not
-nothing."""
-
 
 class Site(Source):
     """The pages of a web site: ``Site("https://docs.example.org/")``.
@@ -106,7 +102,7 @@ class Site(Source):
     ) -> None:
         has_secret = bool(headers or cookies or auth)
         if max_deleted is None:
-            max_deleted = MAX_DELETED_BEHIND_LOGIN if has_secret else limits.MAX_DELETED
+            max_deleted = limits.MAX_DELETED_BEHIND_LOGIN if has_secret else limits.MAX_DELETED
         super().__init__(prefix=prefix, detect="fingerprint", max_deleted=max_deleted)
         self.starts = tuple(_address(each, "url") for each in _several(url))
         if not self.starts:
