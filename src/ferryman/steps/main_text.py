@@ -36,7 +36,7 @@ from ferryman.steps.formats.plain import find_headings, split_lines
 
 Format = Literal["markdown", "text"]
 
-_LIBRARIES: Final = ("lxml", "trafilatura")
+_LIBRARIES: Final = ("charset_normalizer", "lxml", "markdown_it", "trafilatura", "webencodings")
 _TRIES: Final = 2
 """Times that a page may end the child, since a machine may be slow for a while."""
 
