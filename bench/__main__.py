@@ -50,6 +50,7 @@ OTHERS = (
     "sizes",
     "large_state",
     "limited_driver",
+    "sources",
 )
 NAMES = (*TABLE, *OTHERS)
 

@@ -14,7 +14,7 @@ from ferryman.errors import TransientError, Unavailable, as_exception, message_o
 from ferryman.sources.base import Bookmark, Fetched, Listed, Note
 from ferryman.sources.site.client import MAX_DELAY_S, MOVED, Response, Robots, SiteClient, is_left_out
 from ferryman.sources.site.page import PageFacts, digest_of, is_related, is_same, read_page
-from ferryman.sources.site.pages import FeedMemory, HostMemory, Page, PageState, bookmarks
+from ferryman.sources.site.pages import FeedMemory, HostMemory, Page, PageState, bookmarks, signature
 from ferryman.sources.site.scope import Scope, normalize, origin_of
 from ferryman.sources.site.sitemaps import BrokenSitemap, guids_are_stable, has_gap, read_feed, read_sitemaps
 
@@ -27,6 +27,9 @@ _FAILS_AFTER: Final = 20
 _SAMPLE: Final = 20
 _SAMPLE_SHARE: Final = 0.01
 """Pages, at least, and their share, that are asked for in each scan although a sitemap calls them unchanged."""
+
+_KEPT_SHARE: Final = 0.25
+"""Share of ``refetch`` for which the times in the memory may be too old: a scan that finds nothing writes nothing."""
 
 _ELSEWHERE: Final = 1000
 _NAMED: Final = 3
@@ -75,6 +78,8 @@ class Crawl:
         self._origin, self._starts, self._scope, self._rules = origin, starts, scope, rules
         self._client, self._memory, self._now, self._rng = client, memory, int(now), rng
         self._old_chunks = memory.chunks
+        self._old_signature = signature(memory, remembered)
+        self._written = memory.began
         self._numbers = {page.url: number for number, page in enumerate(remembered)}
         self._pages = {page.url: page for page in remembered}
         self._links = {page.url: [remembered[n].url for n in page.links if n < len(remembered)] for page in remembered}
@@ -606,6 +611,13 @@ class Crawl:
         for page in self._pages.values():
             page.links = [numbers[url] for url in self._links.get(page.url, ()) if url in numbers]
         self._memory.elsewhere = list(self._elsewhere)
+        is_unchanged = signature(self._memory, self._pages.values()) == self._old_signature
+        if (
+            is_unchanged
+            and not self._rules.revisit_s
+            and 0 <= self._now - self._written < self._rules.refetch_s * _KEPT_SHARE
+        ):
+            return
         yield from bookmarks(self._origin, self._memory, self._pages.values(), self._old_chunks)
 
 

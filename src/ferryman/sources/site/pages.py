@@ -6,6 +6,7 @@ import enum
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
@@ -143,6 +144,15 @@ def bookmarks(origin: str, memory: HostMemory, pages: Iterable[Page], old_chunks
         yield Bookmark(f"{origin} {left}", None)
     memory.chunks = number
     yield Bookmark(origin, msgspec.to_builtins(memory))
+
+
+def signature(memory: HostMemory, pages: Iterable[Page]) -> bytes:
+    """Return a hash of the memory of a host without its times: while only these change, it need not be written."""
+    timeless = msgspec.structs.replace(memory, round=0, began=0, chunks=0, rereads=False)
+    digest = blake2b(msgspec.json.encode(timeless), digest_size=16)
+    for page in pages:
+        digest.update(msgspec.json.encode(msgspec.structs.replace(page, checked=0, round=0)))
+    return digest.digest()
 
 
 def load_pages(origin: str, marks: Mapping[str, Any]) -> tuple[HostMemory, list[Page]]:
