@@ -77,6 +77,15 @@ def test_links_are_followed_and_what_is_unchanged_is_not_read(server: SiteServer
     assert (scans.scan(), scans.read) == (["/", "/a", "/b"], ["/a"])
 
 
+def test_one_connection_for_all_requests(server: SiteServer) -> None:
+    server.page("/", "Home", "/a", "/b", "/gone", "/moved")
+    server.put("/moved", status=301, headers={"location": "/a"})
+    scans = Scans(server)
+    scans.scan()
+    scans.scan()
+    assert server.connections == 2, "one a scan"
+
+
 @pytest.mark.parametrize("validators", [("modified",), ("etag", "modified"), ()])
 def test_any_validators(server: SiteServer, validators: tuple[str, ...]) -> None:
     for served in server.pages.values():

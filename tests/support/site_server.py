@@ -36,6 +36,7 @@ class SiteServer:
         requests: paths that were asked for, in their order; ``sent`` their headers.
         other: answers for every path that is not in ``pages``; None: 404.
         is_away: it closes each connection without an answer.
+        connections: number of connections so far.
     """
 
     def __init__(self, **pages: Any) -> None:
@@ -45,6 +46,7 @@ class SiteServer:
         self.sent: list[dict[str, str]] = []
         self.statuses: Counter[int] = Counter()
         self.is_away = False
+        self.connections = 0
         self._ended = threading.Event()
         self._start(0)
 
@@ -124,6 +126,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.site.connections += 1
 
     def do_GET(self) -> None:
         if self.site.is_away:

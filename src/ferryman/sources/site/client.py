@@ -219,6 +219,8 @@ class SiteClient:
         deadline = time.monotonic() + timeout_s
         try:
             with http.exchange(self._pool, "GET", url, sent, timeout_s, deadline=deadline) as answer:
+                if answer.status != 200 and (answer.length_remaining or 0) <= _PIECE_BYTES:
+                    answer.read1(_PIECE_BYTES)  # to its end, or the connection cannot be used again
                 target = answer.get_redirect_location() if answer.status in _REDIRECTS else ""
                 if target:
                     return Response(url, answer.status, answer.headers, target=normalize(target, url))
