@@ -11,7 +11,7 @@ import pytest
 from ferryman.document import Document
 from ferryman.errors import BadDocument
 from ferryman.steps import main_text, split_text
-from ferryman.steps.main_text import _Child, _child, _Ended, _Request
+from ferryman.steps.main_text import MainTextProcess, PageRequest
 
 PAGE = """<html lang="de-AT"><head><title>Install - Docs</title><meta name="author" content="Ann Miller">
 <meta property="article:published_time" content="2024-05-01T10:00:00Z"></head><body>
@@ -141,19 +141,13 @@ def test_a_page_of_10_mb() -> None:
 
 
 def test_a_child_that_is_killed() -> None:
-    child = _Child(1 << 30)
-    request = _Request(PAGE, "", True, False)
+    child = MainTextProcess(1 << 30)
+    request = PageRequest(PAGE, "", True, False)
     child.ask(request, 60)
-    assert child._process is not None
-    os.kill(child._process.pid, 9)
-    child._process.wait()
+    os.kill(child.pid, 9)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert "first paragraph" in child.ask(request, 60).text
     child.end()
-
-
-def test_a_forked_process_has_a_child_of_its_own() -> None:
-    assert _child(1, 2) is not _child(3, 2)
-    assert _Ended.__mro__[1] is Exception
 
 
 @pytest.mark.parametrize("options", [{"format": "html"}, {"timeout_s": 0}, {"memory_bytes": 0}, {"url": ""}])

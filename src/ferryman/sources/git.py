@@ -202,10 +202,8 @@ class Git(Source):
                 "exclude=, or read it by another source."
             )
         path = name_of(listed.id)
-        shown = quote_from_bytes(os.fsencode(path))
-        values = {"url": _without_git(self._url), "ref": self.ref, "path": shown}
         fields: dict[str, Any] = {
-            "url": self._link.format(**values),
+            "url": self.link_to(path),
             "name": os.fsencode(path.rpartition("/")[2]).decode("utf-8", "replace"),
             "path": os.fsencode(path).decode("utf-8", "replace"),
             "size": len(content),
@@ -214,6 +212,11 @@ class Git(Source):
         if self._dates and (last := self._own_repository.last_commits(commit).get(path)):
             fields["modified"], fields["author"] = last
         return Fetched(Document.of(listed.id, fields, content), fingerprint)
+
+    def link_to(self, path: str) -> str:
+        """Return where a file is shown."""
+        shown = quote_from_bytes(os.fsencode(path))
+        return self._link.format(url=_without_git(self._url), ref=self.ref, path=shown)
 
     def _files(self, repository: Repository, commit: str) -> tuple[list[TreeFile], list[str]]:
         """Return the selected files of a commit, and the paths of its submodules."""

@@ -56,14 +56,16 @@ for 10 million."""
 _SEEN_FIELDS: Final = frozenset({"title", "author", "created", "language"})
 
 
-class _Request(msgspec.Struct, array_like=True):
+class PageRequest(msgspec.Struct, array_like=True):
+    """Request to find the main text of a page."""
+
     html: str
     url: str
     markdown: bool
     comments: bool
 
 
-class _Answer(msgspec.Struct, array_like=True):
+class PageText(msgspec.Struct, array_like=True):
     """Text of a page; ``outline`` has level, line and anchor of its headings."""
 
     text: str = ""
@@ -136,7 +138,9 @@ class main_text(StepWithDefaults):
         declared = doc.get("charset")
         decoded = decode(doc.raw, declared if isinstance(declared, str) else "", declared_inside(doc.raw))
         url = doc.get(self.url)
-        request = _Request(decoded.text, url if isinstance(url, str) else "", self.format == "markdown", self.comments)
+        request = PageRequest(
+            decoded.text, url if isinstance(url, str) else "", self.format == "markdown", self.comments
+        )
         answer = self._ask(doc, request)
         if answer.error:
             raise BadDocument(f"{doc.id}: its main text cannot be found: {answer.error}.")
@@ -148,7 +152,7 @@ class main_text(StepWithDefaults):
                 doc[name] = value
         return doc
 
-    def _ask(self, doc: Document, request: _Request) -> _Answer:
+    def _ask(self, doc: Document, request: PageRequest) -> PageText:
         child = _child(os.getpid(), self.memory_bytes)
         why = ""
         for _ in range(_TRIES):
@@ -180,7 +184,7 @@ class _Ended(Exception):
     """The child ended over a request."""
 
 
-class _Child:
+class MainTextProcess:
     """A child process that answers one request at a time; it starts at the first one."""
 
     def __init__(self, memory_bytes: int) -> None:
@@ -188,7 +192,12 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def ask(self, request: _Request, timeout_s: float) -> _Answer:
+    @property
+    def pid(self) -> int:
+        """Return the id of the child; 0: there is none."""
+        return 0 if self._process is None else self._process.pid
+
+    def ask(self, request: PageRequest, timeout_s: float) -> PageText:
         """
         Raises:
             _TookTooLong, _Ended: see there. The next request starts another child.
@@ -229,14 +238,14 @@ class _Child:
             raise WorkerDied(f"{' '.join(command)} did not start within {_START_S:g} s") from None
         return process
 
-    def _exchange(self, process: subprocess.Popen[bytes], message: bytes, deadline: float) -> _Answer:
+    def _exchange(self, process: subprocess.Popen[bytes], message: bytes, deadline: float) -> PageText:
         assert process.stdin is not None
         sender = threading.Thread(target=_send, args=(process.stdin, message), daemon=True)  # a pipe may be full
         sender.start()
         [size] = _SIZE.unpack(self._read(process, _SIZE.size, deadline))
         answer = self._read(process, size, deadline)
         sender.join()
-        return msgspec.msgpack.decode(answer, type=_Answer)
+        return msgspec.msgpack.decode(answer, type=PageText)
 
     def _read(self, process: subprocess.Popen[bytes], size: int, deadline: float) -> bytes:
         assert process.stdout is not None
@@ -262,15 +271,15 @@ def _send(pipe: IO[bytes], message: bytes) -> None:
 
 
 @lru_cache(maxsize=4)
-def _child(process: int, memory_bytes: int) -> _Child:
+def _child(process: int, memory_bytes: int) -> MainTextProcess:
     """Return this process's child. A forked process must not use that of its parent."""
-    return _Child(memory_bytes)
+    return MainTextProcess(memory_bytes)
 
 
 # The child's side.
 
 
-def find_main_text(request: _Request) -> _Answer:
+def find_main_text(request: PageRequest) -> PageText:
     """Find the main text of a page, in this process."""
     import lxml.html
     import trafilatura
@@ -278,15 +287,15 @@ def find_main_text(request: _Request) -> _Answer:
 
     text = clean(request.html, verbatim=True)
     if not text.strip():
-        return _Answer()
+        return PageText()
     if len(text) > _LARGE_CHARACTERS:
         seen = html(text.encode(), "utf-8")
-        return _Answer(clean(seen.text), {name: str(seen.fields[name]) for name in _SEEN_FIELDS & seen.fields.keys()})
+        return PageText(clean(seen.text), {name: str(seen.fields[name]) for name in _SEEN_FIELDS & seen.fields.keys()})
     try:
         parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)
         root: Any = lxml.html.document_fromstring(re.sub(r"^\s*<\?xml[^>]*\?>", "", text), parser=parser)
     except etree.ParserError:  # nothing but comments
-        return _Answer()
+        return PageText()
     headings = list(_page_headings(root))
     fields = {"language": one_line(root.get("lang"))}
     options: dict[str, Any] = {"url": request.url or None, "include_comments": request.comments, "deduplicate": False}
@@ -305,7 +314,7 @@ def find_main_text(request: _Request) -> _Answer:
         "description": one_line(known.description),
     }
     outline = _outline(found, headings, markdown=request.markdown)
-    return _Answer(found, {name: value for name, value in fields.items() if value}, list(outline))
+    return PageText(found, {name: value for name, value in fields.items() if value}, list(outline))
 
 
 def _page_headings(root: Any) -> Iterator[tuple[int, str, str]]:
@@ -368,11 +377,11 @@ def _serve(memory_bytes: int) -> None:
     while len(head := stdin.read(_SIZE.size)) == _SIZE.size:
         message = stdin.read(_SIZE.unpack(head)[0])
         try:
-            answer = find_main_text(msgspec.msgpack.decode(message, type=_Request))
+            answer = find_main_text(msgspec.msgpack.decode(message, type=PageRequest))
         except MemoryError:
             os._exit(1)
         except Exception as e:
-            answer = _Answer(error=f"{type(e).__name__}: {' '.join(str(e).split())[:200]}")
+            answer = PageText(error=f"{type(e).__name__}: {' '.join(str(e).split())[:200]}")
         encoded = msgspec.msgpack.encode(answer)
         with open(answers, "wb", closefd=False) as out:
             out.write(_SIZE.pack(len(encoded)) + encoded)

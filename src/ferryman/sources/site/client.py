@@ -12,7 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -86,7 +88,7 @@ class Response(NamedTuple):
 
 @dataclass(frozen=True)
 class Access:
-    """How the hosts of a site are asked.
+    """Settings of the requests to the hosts of a site.
 
     Attributes:
         origins: origins that the plan's author names: private or not, they may be asked, and get the secrets.
@@ -106,9 +108,7 @@ class Access:
 
     @property
     def agent(self) -> str:
-        from ferryman import __version__
-
-        return f"{AGENT}/{__version__}" + (f" (+{self.contact})" if self.contact else "")
+        return f"{AGENT}/{_version()}" + (f" (+{self.contact})" if self.contact else "")
 
     def secret_headers(self) -> dict[str, str]:
         """Return the headers for the named origins, filled in from the environment.
@@ -330,6 +330,14 @@ class Pace:
     def _bounded(self, at: float, now: float) -> float:
         """Return a time that is not before now, nor later than any that we would have set: a clock may jump."""
         return now if not now <= at <= now + 100 * max(self._interval_s, 1.0) else at
+
+
+@lru_cache(maxsize=1)
+def _version() -> str:
+    try:
+        return version("ferryman")
+    except PackageNotFoundError:  # its files are on the path of a worker
+        return "0"
 
 
 def is_left_out(mime: str) -> bool:

@@ -153,12 +153,6 @@ class _Collector:
         if not self._unseen:
             self._text.append(text)
 
-    def comment(self, text: str) -> None:
-        """Comments are not seen."""
-
-    def pi(self, target: str, data: str | None = None) -> None:
-        """Neither are processing instructions."""
-
     def close(self) -> None:
         self._flush()
 

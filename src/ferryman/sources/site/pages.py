@@ -24,18 +24,18 @@ _FORMAT: Final = 1
 
 
 class PageState(enum.IntEnum):
-    """What is known of an address."""
+    """Kinds of addresses, by what was found there."""
 
     UNREAD = 0
-    """It was never read."""
+    """Never read."""
     DOCUMENT = 1
-    """Its content is a document."""
+    """A document."""
     GONE = 2
     """The host says that there is no such page."""
     MOVED = 3
     """The host says that it has another address from now on."""
     ALIAS = 4
-    """Its canonical link leads to a page with the same content."""
+    """Another name of a page with the same content, to which its canonical link leads."""
     NO_DOCUMENT = 5
     """It asks not to be indexed, or is not of a kind that is: a picture, a page of another host."""
 
@@ -88,7 +88,7 @@ class FeedMemory(msgspec.Struct):
 
 
 class HostMemory(msgspec.Struct, omit_defaults=True):
-    """What a scan of a host leaves for the next one.
+    """Memory that a scan of a host leaves for the next one.
 
     Attributes:
         round: number of the last round, in each of which every page is asked for once; 0: there was none.
