@@ -153,7 +153,7 @@ class SiteClient:
         named = tuple(f"{_host_pattern(origin)}" for origin in access.origins)
         reach = allowed_addresses.Reach(process.folders, (*process.hosts, *named), process.strict)
         self._pool: PoolManager = http.pool(reach)
-        self._paces: dict[str, Pace] = {}
+        self._clocks: dict[str, RequestClock] = {}
         self._robots: dict[str, Robots] = {}
         self.requests = 0
 
@@ -171,7 +171,7 @@ class SiteClient:
         if origin not in self._robots:
             rules = Robots() if not self._access.robots else self._ask_robots(origin)
             self._robots[origin] = rules  # an error is not kept
-            self._pace(origin).slow_down_to(rules.delay_s)
+            self._clock_of(origin).slow_down_to(rules.delay_s)
         return self._robots[origin]
 
     def get(self, url: str, headers: Mapping[str, str] | None = None, *, max_bytes: int = 0) -> Response:
@@ -181,7 +181,7 @@ class SiteClient:
             answer = self._get(url, headers or {}, max_bytes or self._access.max_bytes)
         wait_s = net.retry_after_s(answer.headers) if answer.status in (429, 503) else None
         if answer.status == net.TOO_MANY_REQUESTS:
-            self._pace(origin_of(url)).slow_down_to(max(1.0, wait_s or 0.0))
+            self._clock_of(origin_of(url)).slow_down_to(max(1.0, wait_s or 0.0))
         if wait_s is not None and wait_s <= MAX_DELAY_S:
             time.sleep(wait_s)
             return self._get(url, headers or {}, max_bytes or self._access.max_bytes)
@@ -202,10 +202,10 @@ class SiteClient:
             answer = self.get(answer.target, max_bytes=max_bytes)
         return answer
 
-    def _pace(self, origin: str) -> Pace:
-        if origin not in self._paces:
-            self._paces[origin] = Pace(origin, 1 / self._access.rate)
-        return self._paces[origin]
+    def _clock_of(self, origin: str) -> RequestClock:
+        if origin not in self._clocks:
+            self._clocks[origin] = RequestClock(origin, 1 / self._access.rate)
+        return self._clocks[origin]
 
     def _get(self, url: str, headers: Mapping[str, str], max_bytes: int) -> Response:
         from ferryman.net import http
@@ -213,7 +213,7 @@ class SiteClient:
         origin = origin_of(url)
         own = self._secrets if origin in self._access.origins else {}
         sent = {"accept-encoding": "gzip", "accept": "*/*", **own, **headers, "user-agent": self._access.agent}
-        self._pace(origin).wait()
+        self._clock_of(origin).wait()
         self.requests += 1
         timeout_s = self._access.timeout_s
         deadline = time.monotonic() + timeout_s
@@ -289,7 +289,7 @@ class Robots(NamedTuple):
         return self.rules is None or bool(self.rules.can_fetch(url, AGENT))
 
 
-class Pace:
+class RequestClock:
     """Times of the requests to a host, kept for all processes of this machine: tasks that read a few pages again ask no
     faster, together, than one."""
 

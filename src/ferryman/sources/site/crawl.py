@@ -14,7 +14,7 @@ from ferryman.errors import TransientError, Unavailable, as_exception, message_o
 from ferryman.sources.base import Bookmark, Fetched, Listed, Note
 from ferryman.sources.site.client import MAX_DELAY_S, MOVED, Response, Robots, SiteClient, is_left_out
 from ferryman.sources.site.page import PageFacts, digest_of, is_related, is_same, read_page
-from ferryman.sources.site.pages import FeedMemory, HostMemory, Page, PageState, bookmarks, signature
+from ferryman.sources.site.pages import FeedMemory, HostMemory, PageState, SitePage, bookmarks, signature
 from ferryman.sources.site.scope import Scope, normalize, origin_of
 from ferryman.sources.site.sitemaps import BrokenSitemap, guids_are_stable, has_gap, read_feed, read_sitemaps
 
@@ -71,7 +71,7 @@ class Crawl:
         rules: Rules,
         client: SiteClient,
         memory: HostMemory,
-        remembered: list[Page],
+        remembered: list[SitePage],
         now: float,
         rng: random.Random,
     ) -> None:
@@ -85,7 +85,7 @@ class Crawl:
         self._links = {page.url: [remembered[n].url for n in page.links if n < len(remembered)] for page in remembered}
         self._robots = Robots()
         self._reached: set[str] = set()
-        self._open: list[Page] = []
+        self._open: list[SitePage] = []
         self._is_following = False
         self._canonicals: dict[str, PageFacts | None] = {}
         self._queue: list[tuple[int, int, int, str]] = []
@@ -229,7 +229,7 @@ class Crawl:
             if len(self._pages) >= self._rules.max_pages:
                 self._too_many = True
                 return False
-            page = self._pages[url] = Page(url)
+            page = self._pages[url] = SitePage(url)
         page.depth = depth
         self._reached.add(url)
         if page.round == self._memory.round:  # in an earlier scan of this round
@@ -241,7 +241,7 @@ class Crawl:
             heapq.heappush(self._queue, (page.checked, depth, len(self._reached), url))
         return True
 
-    def _may_skip(self, page: Page) -> bool:
+    def _may_skip(self, page: SitePage) -> bool:
         """Return whether the sitemap says that a page is as it was, and is believed."""
         lastmod = self._lastmods.get(page.url, "")
         return (
@@ -254,7 +254,7 @@ class Crawl:
             and 0 <= self._now - page.checked < self._rules.refetch_s
         )
 
-    def _follow_links(self, page: Page) -> None:
+    def _follow_links(self, page: SitePage) -> None:
         """Reach what a page links to, and what lies behind pages that are not asked for, without recursion."""
         self._open.append(page)
         if len(self._open) > 1 or self._is_following:
@@ -327,7 +327,7 @@ class Crawl:
             self._yielded.add(url)
             yield found
 
-    def _ask(self, page: Page) -> Response:
+    def _ask(self, page: SitePage) -> Response:
         self._asked += 1
         validators = {}
         if page.was_read and not page.refused and self._rules.fetch is None and not self._memory.rereads:
@@ -355,7 +355,7 @@ class Crawl:
 
     # -- what an answer means ------------------------------------------------------------------------
 
-    def _judge(self, page: Page, answer: Response) -> Fetched | None:
+    def _judge(self, page: SitePage, answer: Response) -> Fetched | None:
         """Record what an answer says about a page; return its document if it is new or has changed."""
         page.doubt, was_settled, page.is_settled = "", page.is_settled, False
         if answer.target and answer.status in MOVED:
@@ -392,7 +392,7 @@ class Crawl:
             return None
         return self._judge_content(page, answer)
 
-    def _judge_content(self, page: Page, answer: Response) -> Fetched | None:
+    def _judge_content(self, page: SitePage, answer: Response) -> Fetched | None:
         if answer.is_cut:
             page.refused = (
                 f"{page.url} has more than max_bytes={len(answer.body)}. Raise the limit, or exclude the page."
@@ -431,7 +431,7 @@ class Crawl:
             return None
         return self._document(page, answer, facts)
 
-    def _document(self, page: Page, answer: Response, facts: PageFacts | None) -> Fetched | None:
+    def _document(self, page: SitePage, answer: Response, facts: PageFacts | None) -> Fetched | None:
         digest = digest_of(answer.body) if facts is None else facts.digest
         changed = digest != page.digest or page.state != PageState.DOCUMENT
         page.state, page.digest, page.size, page.target = PageState.DOCUMENT, digest, len(answer.body), ""
@@ -444,7 +444,7 @@ class Crawl:
         """Return whether a link is worth remembering."""
         return self._scope.has(link) or (link in self._pages)
 
-    def _is_alias(self, page: Page, facts: PageFacts) -> bool:
+    def _is_alias(self, page: SitePage, facts: PageFacts) -> bool:
         """Return whether a page's canonical link may be believed: the page that it names is here, calls itself so, and
         has about the same text."""
         target = facts.canonical
@@ -461,15 +461,15 @@ class Crawl:
             return False
         return self._reach(target, page.depth, by_link=True)
 
-    def _mark_moved(self, page: Page, target: str) -> None:
+    def _mark_moved(self, page: SitePage, target: str) -> None:
         page.state, page.target = PageState.MOVED, target
         self._links[page.url] = []
         self._reach(target, page.depth, by_link=True)
 
-    def _mark_no_document(self, page: Page) -> None:
+    def _mark_no_document(self, page: SitePage) -> None:
         page.state, page.digest, page.etag, page.modified = PageState.NO_DOCUMENT, "", "", ""
 
-    def _doubt(self, page: Page, why: str) -> None:
+    def _doubt(self, page: SitePage, why: str) -> None:
         page.doubt = why
 
     # -- addresses that the host does not have ---------------------------------------------------------
@@ -511,7 +511,7 @@ class Crawl:
     # -- the end ---------------------------------------------------------------------------------------
 
     @property
-    def _doubts(self) -> list[Page]:
+    def _doubts(self) -> list[SitePage]:
         return [page for page in self._pages.values() if page.doubt]
 
     def _look_again(self) -> Iterator[Fetched]:
@@ -562,7 +562,7 @@ class Crawl:
             elif not page.was_read and page.url not in self._reached and not in_doubt:
                 del self._pages[page.url]
 
-    def _move_doubt(self, page: Page) -> str:
+    def _move_doubt(self, page: SitePage) -> str:
         """Return why a page that has moved is kept: it comes back to itself, or where it leads is in doubt."""
         seen = {page.url}
         target = self._pages.get(page.target)
@@ -640,7 +640,7 @@ def _with_more(named: str, count: int) -> str:
     return f"{named} and {count - _NAMED} more" if count > _NAMED else named
 
 
-def _reason(page: Page) -> str:
+def _reason(page: SitePage) -> str:
     if page.doubt:
         return page.doubt
     return {

@@ -40,7 +40,7 @@ class PageState(enum.IntEnum):
     """It asks not to be indexed, or is not of a kind that is: a picture, a page of another host."""
 
 
-class Page(msgspec.Struct, array_like=True):
+class SitePage(msgspec.Struct, array_like=True):
     """An address of a host, and what was found there.
 
     Attributes:
@@ -119,13 +119,13 @@ class HostMemory(msgspec.Struct, omit_defaults=True):
     format: int = _FORMAT
 
 
-def bookmarks(origin: str, memory: HostMemory, pages: Iterable[Page], old_chunks: int) -> Iterator[Bookmark]:
+def bookmarks(origin: str, memory: HostMemory, pages: Iterable[SitePage], old_chunks: int) -> Iterator[Bookmark]:
     """Yield the bookmarks that hold the memory of a host.
 
     Args:
         old_chunks: number of bookmarks with pages that there were before.
     """
-    chunk: list[Page] = []
+    chunk: list[SitePage] = []
     number = 0
     every = list(pages)
     at = 0
@@ -146,7 +146,7 @@ def bookmarks(origin: str, memory: HostMemory, pages: Iterable[Page], old_chunks
     yield Bookmark(origin, msgspec.to_builtins(memory))
 
 
-def signature(memory: HostMemory, pages: Iterable[Page]) -> bytes:
+def signature(memory: HostMemory, pages: Iterable[SitePage]) -> bytes:
     """Return a hash of the memory of a host without its times: while only these change, it need not be written."""
     timeless = msgspec.structs.replace(memory, round=0, began=0, chunks=0, rereads=False)
     digest = blake2b(msgspec.json.encode(timeless), digest_size=16)
@@ -155,7 +155,7 @@ def signature(memory: HostMemory, pages: Iterable[Page]) -> bytes:
     return digest.digest()
 
 
-def load_pages(origin: str, marks: Mapping[str, Any]) -> tuple[HostMemory, list[Page]]:
+def load_pages(origin: str, marks: Mapping[str, Any]) -> tuple[HostMemory, list[SitePage]]:
     """Return the memory of a host from its bookmarks.
 
     Raises:
@@ -165,10 +165,10 @@ def load_pages(origin: str, marks: Mapping[str, Any]) -> tuple[HostMemory, list[
         return HostMemory(), []
     try:
         memory = msgspec.convert(marks[origin], HostMemory)
-        pages: list[Page] = []
+        pages: list[SitePage] = []
         for number in range(memory.chunks):
             packed = zlib.decompress(b64decode(marks[f"{origin} {number}"]))
-            pages += msgspec.json.decode(packed, type=list[Page])
+            pages += msgspec.json.decode(packed, type=list[SitePage])
     except (msgspec.MsgspecError, KeyError, ValueError, zlib.error) as e:
         raise StateDamaged(origin, f"the memory of its pages is not what was written ({e})") from e
     return memory, pages
