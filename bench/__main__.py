@@ -53,6 +53,7 @@ OTHERS = (
     "sizes",
     "large_state",
     "limited_driver",
+    "sources",
 )
 NAMES = (*TABLE, *OTHERS)
 

@@ -380,6 +380,31 @@ GROUP_BYTES: Final = 16 * MIB
 BOOKMARK_BYTES: Final = MIB
 """Largest bookmark of a source's partition, encoded as JSON."""
 
+MAX_DELETED_BEHIND_LOGIN: Final = 0.1
+"""``MAX_DELETED`` of sources that need a login: one that has expired shows less, not nothing."""
+
+GIT_TIMEOUT_S: Final = 3600.0
+"""Timeout of one git command: the first fetch of a large repository."""
+
+MAIN_TEXT_TIMEOUT_S: Final = 30.0
+MAIN_TEXT_MEMORY_BYTES: Final = GIB
+"""Time and memory for finding the main text of a page: one of 10 MB takes some seconds and 500 MB."""
+
+SITE_BUDGET: Final = 10_000
+"""Pages of a host that one scan asks for: half an hour at 5 a second, which is what a kill may cost."""
+
+SITE_DEPTH: Final = 20
+"""Links that lead to a page, one after the other: a calendar without end has no deeper pages than this."""
+
+SITE_PAGES: Final = 100_000
+"""Pages of a host: what is remembered of them takes some 10 MB."""
+
+SITE_PATTERN_PAGES: Final = 5000
+"""Pages of one pattern that links lead to: more are a calendar, or a search that is linked to."""
+
+SITE_PAGE_BYTES: Final = 64 * MIB
+"""Largest page or file of a site."""
+
 MAX_CONTENT_BYTES: Final = 2000 * MIB
 """Fields, or raw bytes, of one delivery: a page of a data file is compressed whole, and lz4 takes 2016 MiB at most."""
 

@@ -16,10 +16,12 @@ from ferryman.sources.records import Csv, JsonLines, Lines
 if TYPE_CHECKING:
     from ferryman.intake.source import Jobs
     from ferryman.sources.changes import Changes
+    from ferryman.sources.git import Git
     from ferryman.sources.indexes import Elasticsearch, OpenSearch, Solr
     from ferryman.sources.kafka import Kafka
     from ferryman.sources.postgres_changes import PostgresChanges
     from ferryman.sources.queue import Queue
+    from ferryman.sources.site import Site
     from ferryman.sources.sql import Sql
     from ferryman.sources.stream import Stream
     from ferryman.sources.table_changes import TableChanges
@@ -37,6 +39,7 @@ __all__ = [
     "Entry",
     "Fetched",
     "Files",
+    "Git",
     "Jobs",
     "JsonLines",
     "Kafka",
@@ -51,6 +54,7 @@ __all__ = [
     "Queue",
     "Retained",
     "Rows",
+    "Site",
     "Solr",
     "Source",
     "Sql",
@@ -62,12 +66,14 @@ __all__ = [
 _HEAVY: Final = {
     "Changes": "sources.changes",
     "Elasticsearch": "sources.indexes",
+    "Git": "sources.git",
     "Jobs": "intake.source",
     "Kafka": "sources.kafka",
     "PostgresChanges": "sources.postgres_changes",
     "OpenSearch": "sources.indexes",
     "Queue": "sources.queue",
     "Solr": "sources.indexes",
+    "Site": "sources.site",
     "Sql": "sources.sql",
     "TableChanges": "sources.table_changes",
     "Stream": "sources.stream",

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import unquote_to_bytes
 
@@ -65,7 +65,8 @@ class Unchanged(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """Answer of ``read``: the content, with the fingerprint that came with it."""
+    """Answer of ``read``: the content, with the fingerprint that came with it. ``listing`` may yield it, too, and a
+    ``Listed`` of this fingerprint in a later scan."""
 
     document: Document
     fingerprint: str
@@ -292,7 +293,12 @@ class Source:
     def end_watch(self) -> None:
         """List everything again as before ``watch``."""
 
-    def listing(self, partition: Any) -> Iterator[Listed | Document | Doubt | Bookmark | Complete | Note]:
+    def partitions_of_ids(self, ids: Collection[str], bookmarks: Mapping[str, Any]) -> list[Any] | None:
+        """Return pieces of work for documents that wait for a retry, by their own ids; None: everything is listed, and
+        these are picked. For a source whose listing is expensive."""
+        return None
+
+    def listing(self, partition: Any) -> Iterator[Listed | Document | Fetched | Doubt | Bookmark | Complete | Note]:
         """Yield every document of this piece, and ``Doubt``s for places that the driver should check. A
         ``Document.deleted(id)`` says that the document was deleted."""
         raise NotImplementedError

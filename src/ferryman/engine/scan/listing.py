@@ -51,7 +51,7 @@ from ferryman.observe import format_size
 from ferryman.plan import Plan, SourceNode, find_source, sources_of
 from ferryman.plan.calls import pickling_error
 from ferryman.records.rows import table_of
-from ferryman.sources import Bookmark, Complete, DataFrame, Doubt, Listed, Log, Note, Source
+from ferryman.sources import Bookmark, Complete, DataFrame, Doubt, Fetched, Listed, Log, Note, Source
 from ferryman.sources.base import TouchedFiles
 from ferryman.state.source_memory import NOTHING_REMEMBERED, SourceMemory
 from ferryman.storage.files import StatePath, is_disk_full, path_of, path_to_write, upload
@@ -175,7 +175,8 @@ def _partitions_of(
         return [(node.name, ids[at : at + _ENTRIES]) for at in range(0, len(ids), _ENTRIES)]
     if isinstance(source, DataFrame):
         return []
-    partitions = list(source.partitions_after(memory.bookmarks))
+    named = source.partitions_of_ids([source.own_id(id) for id in wanted], memory.bookmarks) if wanted else None
+    partitions = list(source.partitions_after(memory.bookmarks)) if named is None else named
     if not type(source).__module__.startswith("ferryman.") and (why := pickling_error(partitions)) is not None:
         raise Misconfigured(f"what its partitions() returns cannot be sent to the workers: {why}")
     return [(node.name, partition) for partition in partitions]
@@ -234,9 +235,12 @@ class ListPartitions:
                         listed += 1
                         if not listed % _COUNTED_ROWS:
                             live.add(_COUNTED_ROWS)
+                        fingerprint = ""
+                        if isinstance(entry, Fetched):
+                            entry, fingerprint = entry
                         id = source.full_id(_check_entry(entry).id)
                         if wanted is None or id in wanted:
-                            out.add(id, entry)
+                            out.add(id, entry, fingerprint)
                 except BaseException as e:  # whatever a user's source raises
                     error = as_exception(unless_interrupt(e))
                     if isinstance(error, OSError) and is_disk_full(error):
@@ -328,7 +332,7 @@ class ListingFile:
                 writer.close()
         self._writer = self._content = None
 
-    def add(self, id: str, entry: Listed | Document) -> None:
+    def add(self, id: str, entry: Listed | Document, fingerprint: str = "") -> None:
         if isinstance(entry, Listed):
             size = entry.size
             row = (id, size, entry.fingerprint, entry.location, entry.refused or None, None, False, None, None)
@@ -336,7 +340,7 @@ class ListingFile:
             row, size = (id, 0, "", "", None, None, True, None, None), 0
             self._deleted += 1
         else:
-            row, size = _document_row(self._source, id, entry)
+            row, size = _document_row(self._source, id, entry, fingerprint)
         self._bytes += size
         self._pending += size
         self._rows.append(row)
@@ -476,7 +480,7 @@ def _check_bookmark(bookmark: Bookmark) -> Bookmark:
     return Bookmark(bookmark.partition, decode_json(text))
 
 
-def _document_row(source: Source, id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
+def _document_row(source: Source, id: str, doc: Document, fingerprint: str) -> tuple[tuple[Any, ...], int]:
     """Return the listing row of a whole document; refused if JSON cannot hold its fields, or if it is too large."""
     try:
         check_source_id(id)
@@ -488,4 +492,4 @@ def _document_row(source: Source, id: str, doc: Document) -> tuple[tuple[Any, ..
     size = len(fields) + len(raw or b"")
     counted = encode_fields(source.counted(doc.fields)) if source.uncounted else fields
     version = content_version(counted, raw if source.counts_raw else None)
-    return (id, size, "", "", None, version, False, fields, raw), size
+    return (id, size, fingerprint, "", None, version, False, fields, raw), size
