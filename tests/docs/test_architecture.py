@@ -145,6 +145,7 @@ def test_the_folders_are_those_of_a_state() -> None:
                 "counted.json",
                 "notified.json",
                 "passed.json",
+                "runs.json",
                 "targets.json",
                 "verified.json",
                 "lock",

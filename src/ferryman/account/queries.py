@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.account.counts import WAVES, CachedCounts, load_cached, save_cached
+from ferryman.account.counts import WAVES, CachedCounts, EndedRow, load_cached, save_cached
 from ferryman.account.relations import COUNTS, EVERYTHING, UNSUCCESSFUL, Filter, FilterOptions, View
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
@@ -136,6 +136,30 @@ def waves(root: StatePath, limit: int = 5, plan: Plan | None = None) -> list[dic
     return _query(root, plan, lambda view: view.waves(limit)) if cached is None else cached.waves[:limit]
 
 
+def ended(root: StatePath, plan: Plan) -> list[EndedRow]:
+    """Count the events by which deliveries ended."""
+    cached = _load_cached(root, plan)
+    known = None if cached is None else cached.ended
+    return _query(root, plan, View.ended) if known is None else known
+
+
+def ended_between(root: StatePath, plan: Plan, after: int, upto: int) -> tuple[list[EndedRow], dict[str, int]]:
+    """Count the events by which deliveries ended after a wave and up to another, and the documents that these are of by
+    source; reads only these events."""
+    return _query(root, plan, lambda view: (view.ended(after, upto), view.ended_documents(after, upto)))
+
+
+def first_event_of_pending(root: StatePath, plan: Plan, wave: int | None) -> float | None:
+    """Return the time of the first event of any delivery that is pending after an event, and of any delivery since a
+    wave; None: there is none. Of a large state, whose counts are cached, only of deliveries since the wave.
+
+    Args:
+        wave: the first wave with pending rows; None: there are none.
+    """
+    is_large = _load_cached(root, plan) is not None
+    return _query(root, plan, lambda view: view.first_event_of_pending(wave, failed=not is_large))
+
+
 def cache_counts(state: State, *, replace: bool) -> None:
     """Store the counts that ``status`` shows of a large state. For its driver, between waves.
 
@@ -151,7 +175,8 @@ def cache_counts(state: State, *, replace: bool) -> None:
     with open_view(state.root, state.plan) as view:
         status, last_waves, has_not_read = view.status(reached), view.waves(WAVES), view.has_not_read()
         held = _count_held(view) if _may_hold_deletes(status) else 0
-    save_cached(state, reached, status, last_waves, has_not_read=has_not_read, held=held)
+        ended = view.ended()
+    save_cached(state, reached, status, last_waves, has_not_read=has_not_read, held=held, ended=ended)
 
 
 def cache_differs(root: StatePath, plan: Plan) -> bool:
@@ -652,9 +677,10 @@ def log_counts(state: State | None, plan: Plan) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for node in logs_read(plan.nodes):
         assert isinstance(node.source, Log)
-        found[node.name] = counts = _counts(None if state is None else LogPositions(state, node.name), node.source)
-        if isinstance(node.source, CombinedLog):
-            found |= dict(zip(node.after, _input_counts(node.source, counts["positions"]), strict=True))
+        log = node.source.apart()  # a run in another thread may be reading it
+        found[node.name] = counts = _counts(None if state is None else LogPositions(state, node.name), log)
+        if isinstance(log, CombinedLog):
+            found |= dict(zip(node.after, _input_counts(log, counts["positions"]), strict=True))
     return found
 
 

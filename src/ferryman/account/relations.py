@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypedDict
 import duckdb
 import pyarrow as pa
 
-from ferryman.account.counts import Tables, count
+from ferryman.account.counts import EndedRow, Tables, count
 from ferryman.errors import UsageError
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_read
 from ferryman.plan.structure import reachable_destinations as nodes_reached
@@ -31,6 +31,7 @@ from ferryman.records.rows import (
     PENDING,
     RANGE,
     STOPPED,
+    TERMINAL,
     Status,
     common_form_sql,
     display_status,
@@ -48,6 +49,16 @@ COUNTS: Final = tuple(DISPLAY_STATUSES)
 
 UNSUCCESSFUL: Final = ("DEAD", "ERROR_DOC", "INDEXING")
 """Stored statuses of deliveries that ended without success, or whose outcome is unknown."""
+
+_ENDS: Final = tuple(str(each) for each in Status if each in TERMINAL or each is Status.INDEXING)
+"""Stored statuses of events by which deliveries end; one that is in doubt may end again."""
+
+
+def _ended_between(after: int, upto: int | None) -> str:
+    """Return SQL for events by which deliveries ended, after a wave and up to another."""
+    until = "" if upto is None else f" AND wave <= {int(upto)}"
+    return f"destination <> '' AND status IN {quote_list(_ENDS)} AND wave > {int(after)}{until}"
+
 
 SOURCE_COUNTS: Final = ("documents", "deleted", "again")
 
@@ -165,6 +176,37 @@ class View:
                 FROM ledger GROUP BY wave
             ) ORDER BY wave DESC LIMIT {int(limit)}
         """)
+
+    def ended(self, after: int = 0, upto: int | None = None) -> list[EndedRow]:
+        """Count the events by which deliveries ended, after a wave and up to another."""
+        found = self._db.execute(f"""
+            SELECT source, destination, status, operation, attempt, count(*) FROM ledger
+            WHERE {_ended_between(after, upto)} GROUP BY ALL ORDER BY ALL
+        """)
+        return [EndedRow(*row) for row in found.fetchall()]
+
+    def ended_documents(self, after: int, upto: int) -> dict[str, int]:
+        """Count the documents of each source with a delivery that ended after a wave and up to another."""
+        found = self._db.execute(f"""
+            SELECT source, count(DISTINCT hash(origin, revision)) FROM ledger
+            WHERE {_ended_between(after, upto)} GROUP BY source
+        """)
+        return dict(found.fetchall())
+
+    def first_event_of_pending(self, wave: int | None, *, failed: bool) -> float | None:
+        """Return the time of the first event since a wave, see ``account.queries.first_event_of_pending``.
+
+        Args:
+            failed: also of each delivery that is pending after an event.
+        """
+        which = [] if wave is None else [f"wave >= {int(wave)}"]
+        if failed:
+            self._make_current(Filter(frozenset(PENDING)), ["delivery_hash"])
+            which.append("delivery_hash IN (SELECT delivery_hash FROM current)")
+        [(first,)] = self._db.execute(
+            f"SELECT epoch(min(created)) FROM ledger WHERE {' OR '.join(which) or 'false'}"
+        ).fetchall()
+        return None if first is None else float(first)
 
     def outstanding(self) -> dict[str, int]:
         """Count outstanding deliveries; see ``account.outstanding``."""
