@@ -280,7 +280,7 @@ def _encode(
         "inputs": inputs,
         "outputs": outputs,
     }
-    return msgspec.json.encode(event)
+    return msgspec.json.encode(event, enc_hook=str)
 
 
 def _dataset(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -22,6 +23,8 @@ from ferryman.state.state import IDENTITY, state_root
 from ferryman.storage.files import StatePath, exists, explain_errors_of_state
 
 if TYPE_CHECKING:
+    from socketserver import BaseServer
+
     from prometheus_client.core import Metric
 
 _PLAN: Final = ("plan", "version")
@@ -248,6 +251,11 @@ def parse_target(text: str) -> Path | MetricsAddress:
     return MetricsAddress(match[1].strip("[]"), int(match[2]))
 
 
+def _stop(server: BaseServer) -> None:
+    server.shutdown()
+    server.server_close()
+
+
 class MetricsPublisher:
     """Keeps a file, or what an HTTP endpoint answers, up to date with the metrics of some states.
 
@@ -318,7 +326,7 @@ class MetricsPublisher:
             if address.host or not self._serve_on_old_network(address, e):
                 self._warn(f"{e.strerror or e}. The run goes on without: give another port.")
             return
-        self._stop_server = server.shutdown
+        self._stop_server = partial(_stop, server)
 
     def _serve_on_old_network(self, address: MetricsAddress, error: OSError) -> bool:
         """Serve on a machine without IPv6; return whether that was possible."""
@@ -328,7 +336,7 @@ class MetricsPublisher:
             server, _ = start_http_server(address.port, "0.0.0.0", registry=self)
         except OSError:
             return False
-        self._stop_server = server.shutdown
+        self._stop_server = partial(_stop, server)
         return True
 
     def collect(self) -> Sequence[Metric]:

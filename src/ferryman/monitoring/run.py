@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from ferryman import limits
 from ferryman.errors import plain_text
@@ -193,6 +193,10 @@ def _add_lineage(
     ends.append(recorder.close)
 
 
+_SAYING_S: Final = 0.2
+"""Part of the budget in which what was not sent is said."""
+
+
 def _end_all(
     ends: Sequence[Callable[[float], None]], last: Sequence[Callable[[float], None]], run: MonitoredRun
 ) -> None:
@@ -202,9 +206,8 @@ def _end_all(
         last: ends that wait for no server, and have a limit of their own.
     """
     deadline = time.monotonic() + limits.MONITORING_END_S
-    threads = [
-        threading.Thread(target=run.safely, args=(partial(end, deadline), "monitoring"), daemon=True) for end in ends
-    ]
+    own = deadline - _SAYING_S
+    threads = [threading.Thread(target=run.safely, args=(partial(end, own), "monitoring"), daemon=True) for end in ends]
     for thread in threads:
         thread.start()
     for end in last:

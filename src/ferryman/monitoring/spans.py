@@ -131,9 +131,7 @@ def _find_exporters() -> list[Callable[[], Any]]:
             name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
         points = entry_points(group="opentelemetry_traces_exporter", name=name)
         if not points:
-            raise ValueError(
-                f"the exporter {name} is not installed: install opentelemetry-exporter-…, or ferryman[otel]"
-            )
+            raise ValueError(f"the exporter {name} is not installed: pip install 'ferryman[otel]', or its own package.")
         found.append(next(iter(points)).load())
     return found
 

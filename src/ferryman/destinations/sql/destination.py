@@ -188,7 +188,7 @@ class Sql(VectorDestination):
 
     def known_fields(self) -> dict[str, str]:
         types = {name: kind for name, kind, _ in STANDARD}
-        return {name: types.get(name, "") for name in self._layout.names}
+        return {str(name): types.get(name, "") for name in self._layout.names}
 
     def local_paths(self) -> tuple[str, ...]:
         """Return the folder of SQLite's file."""
