@@ -41,6 +41,8 @@ PAGES = [
     "verify-an-index",
     "prove-a-plan",
     "run-on-a-schedule",
+    "metrics-and-alerts",
+    "lineage",
     "run-in-a-container",
     "back-up-and-move",
 ]

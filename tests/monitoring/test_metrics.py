@@ -397,17 +397,3 @@ def test_a_target_is_a_file_or_an_address(text: str, target: object) -> None:
 def test_an_impossible_target_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--metrics"):
         parse_target(text)
-
-
-def test_hostile_names_are_quoted(place: Path) -> None:
-    """Names of queues and jobs come from people: a quote or a line break ends no label."""
-    from ferryman.monitoring.metrics import _Collected, _family, _Sample
-
-    hostile = 'a"b\n# HELP x\\ \u202e' + "x" * 100
-    family = _family("ferryman_jobs", [_Sample(("p", "1", hostile), 1)])
-    from prometheus_client import generate_latest
-
-    text = generate_latest(_Collected([family])).decode()
-
-    assert len(text.splitlines()) == 3
-    assert samples_of(text) == {("ferryman_jobs", (("state", hostile),)): 1}

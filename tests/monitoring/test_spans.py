@@ -11,7 +11,7 @@ import pytest
 from ferryman.destinations.base import Delivery
 from ferryman.monitoring import spans
 from ferryman.observe import JsonLog, LogLines
-from tests.support.monitored import attributes_of, run_monitored, spans_of
+from tests.support.monitored import attributes_of, run_monitored, spans_of, unpacked
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.receiver import Receiver, Reply
 
@@ -96,13 +96,7 @@ def test_the_environment_says_who_sends_and_what_is_above(
     assert run.trace_id.hex() == "0af7651916cd43dd8448eb211c80319c"
     assert run.parent_span_id.hex() == "b7ad6b7169203331"
     assert {request.headers["x-key"] for request in collector.requests} == {"abc"}
-    assert b"library" in b"".join(_raw(request.body) for request in collector.requests)
-
-
-def _raw(body: bytes) -> bytes:
-    from tests.support.monitored import _unpacked
-
-    return _unpacked(body)
+    assert b"library" in b"".join(unpacked(request.body) for request in collector.requests)
 
 
 @pytest.mark.parametrize(

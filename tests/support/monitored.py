@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import time
 from pathlib import Path
@@ -67,14 +68,13 @@ def spans_of(collector: Receiver) -> list[Any]:
     found = []
     for request in collector.requests:
         message = ExportTraceServiceRequest()
-        message.ParseFromString(_unpacked(request.body))
+        message.ParseFromString(unpacked(request.body))
         found += [span for r in message.resource_spans for scope in r.scope_spans for span in scope.spans]
     return found
 
 
-def _unpacked(body: bytes) -> bytes:
-    import gzip
-
+def unpacked(body: bytes) -> bytes:
+    """Return a request's body, which may be compressed."""
     return gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
 
 
