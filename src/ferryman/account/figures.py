@@ -1,6 +1,7 @@
 """Figures of a state that change over time, for metrics and dashboards: counts that only grow, ages, sizes.
 
-They are computed from the state's tables, by the queries of ``status``, whose counts are in ``Figures.status``.
+They are computed from the state's tables, by the queries of ``status``. They cost less than all that it counts: of what
+has arrived only the number of events is counted.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class Figures(NamedTuple):
     """Figures of a state.
 
     Attributes:
-        status: the result of ``account.status``.
+        outstanding: destination -> deliveries of current documents that are ``failed``, ``rejected``, ``in_doubt`` or
+            ``pending``.
+        logs: source that reads a log -> its counts, see ``queries.log_counts``.
+        remembered: step that remembers -> its totals, as in ``status``.
         ended: what has ended since the state was made.
         oldest_pending: when the delivery that has been pending longest was committed or first failed, in seconds since
             1970; None: nothing is pending, or it is not known.
@@ -57,7 +61,9 @@ class Figures(NamedTuple):
         jobs: state of a job of the intake queue -> number of jobs; {}: the plan reads no such queue.
     """
 
-    status: dict[str, Any]
+    outstanding: dict[str, dict[str, int]]
+    logs: dict[str, dict[str, Any]]
+    remembered: dict[str, dict[str, Any]]
     ended: EndedCounts
     oldest_pending: float | None
     available: dict[str, bool]
@@ -76,11 +82,14 @@ def figures(root: StatePath, plan: Plan) -> Figures:
         UsageError: there is no state yet.
         StateDamaged, StateForeign: with the path.
     """
-    status = queries.status(root, plan)
-    state = queries.retry_read(root, lambda: _loaded(root, plan))
-    is_pending = any(counts["pending"] for counts in status["destinations"].values())
+    outstanding = queries.outstanding_by_destination(root, plan)
+    state = queries.retry_read(root, lambda: queries.load_for_reading(root, plan))
+    logs = queries.log_counts(state, plan)
+    is_pending = any(counts["pending"] for counts in outstanding.values())
     return Figures(
-        status,
+        outstanding,
+        logs,
+        queries.remembered_counts(root, plan).get("remembered", {}),
         ended(root, plan),
         oldest_pending(state) if is_pending else None,
         availability(root, plan),
@@ -92,16 +101,9 @@ def figures(root: StatePath, plan: Plan) -> Figures:
             for name, each in queries.verifications(root, plan).items()
             if each["clean"] is not None
         },
-        _oldest_messages(plan, status["sources"]),
+        _oldest_messages(plan, logs),
         _job_counts(plan),
     )
-
-
-def _loaded(root: StatePath, plan: Plan) -> State:
-    state = State(root, plan)
-    with state.readers.reading():
-        state.load()
-    return state
 
 
 def _step_names(plan: Plan) -> list[str]:

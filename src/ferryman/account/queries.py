@@ -90,6 +90,36 @@ def outstanding(root: StatePath, plan: Plan) -> dict[str, int]:
     return {name: sum(counts[name] for counts in destinations) for name in OUTSTANDING}
 
 
+def outstanding_by_destination(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
+    """Return destination -> status -> the same for each destination; quick if there are none."""
+    if (cached := _load_cached(root, plan)) is not None:
+        destinations = cached.status["destinations"]
+    elif retry_read(root, lambda: _none_outstanding(load_for_reading(root, plan))):
+        names = {name for names in destinations_of_sources(plan.nodes).values() for name in names}
+        if (errors := errors_node(plan.nodes)) is not None:
+            names.add(errors.name)
+        return {name: dict.fromkeys(OUTSTANDING, 0) for name in sorted(names)}
+    else:
+        destinations = _query(root, plan, View.status)["destinations"]
+    return {name: {status: counts[status] for status in OUTSTANDING} for name, counts in destinations.items()}
+
+
+def load_for_reading(root: StatePath, plan: Plan) -> State:
+    """Return a state with its tables as they are now.
+
+    Raises:
+        UsageError: there is no state yet.
+    """
+    state = State(root, plan)
+    if not state.exists:
+        raise UsageError(
+            f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
+        )
+    with state.readers.reading():
+        state.load()
+    return state
+
+
 def outstanding_for_driver(state: State) -> dict[str, int]:
     """Count the outstanding deliveries for the state's driver; quick if there are none."""
     return dict.fromkeys(OUTSTANDING, 0) if _none_outstanding(state) else outstanding(state.root, state.plan)

@@ -57,16 +57,12 @@ FAMILIES: Final[Mapping[str, _Family]] = {
     "ferryman_deliveries_attempts": _Family(
         "histogram", "Attempts that deliveries needed to arrive.", ("destination",)
     ),
-    "ferryman_current_deliveries": _Family(
-        "gauge",
-        "Deliveries of current documents by status, as `ferryman status` counts them.",
-        ("destination", "status"),
-    ),
-    "ferryman_documents": _Family("gauge", "Documents that a source has now.", ("source",)),
     "ferryman_pending": _Family("gauge", "Deliveries that still have to be made.", ("destination",)),
     "ferryman_oldest_pending_age_seconds": _Family(
         "gauge", "Age of the delivery that has been pending longest; 0: nothing is pending."
     ),
+    "ferryman_failed": _Family("gauge", "Deliveries of current documents that failed.", ("destination",)),
+    "ferryman_rejected": _Family("gauge", "Deliveries of current documents that were rejected.", ("destination",)),
     "ferryman_in_doubt": _Family("gauge", "Deliveries that may or may not have taken effect.", ("destination",)),
     "ferryman_node_available": _Family(
         "gauge",
@@ -189,30 +185,26 @@ def _samples(found: Figures, now: float) -> Iterator[tuple[str, _Sample]]:
         yield sample("ferryman_run_last_success_timestamp_seconds", found.runs.success.ended)
     if found.runs.last:
         yield sample("ferryman_run_duration_seconds", found.runs.last[-1].duration_s)
-    for name, counts in found.status["destinations"].items():
-        for status, number in counts.items():
-            yield sample("ferryman_current_deliveries", number, name, status)
+    for name, counts in found.outstanding.items():
         for status in _ENDED:
             yield sample("ferryman_deliveries_total", found.ended.by_status[name, status], name, status)
         yield sample("ferryman_deliveries_attempts", found.ended.attempts_at(name), name)
-        yield sample("ferryman_pending", counts["pending"], name)
-        yield sample("ferryman_in_doubt", counts["in_doubt"], name)
-    for name, counts in found.status["sources"].items():
-        if "documents" in counts:
-            yield sample("ferryman_documents", counts["documents"], name)
-        if counts.get("lag") is not None:
+        for status, number in counts.items():
+            yield sample(f"ferryman_{status}", number, name)
+    for name, counts in found.logs.items():
+        if counts["lag"] is not None:
             yield sample("ferryman_queue_messages", counts["lag"], name)
             oldest = found.oldest_messages.get(name, now)
             if name in found.oldest_messages or not counts["lag"]:
                 yield sample("ferryman_queue_oldest_age_seconds", max(0.0, now - oldest), name)
     age_s = 0.0 if found.oldest_pending is None else max(0.0, now - found.oldest_pending)
-    if found.oldest_pending is not None or not any(c["pending"] for c in found.status["destinations"].values()):
+    if found.oldest_pending is not None or not any(c["pending"] for c in found.outstanding.values()):
         yield sample("ferryman_oldest_pending_age_seconds", age_s)
     for name, is_available in found.available.items():
         yield sample("ferryman_node_available", int(is_available), name)
     for name, seconds in found.step_seconds.items():
         yield sample("ferryman_step_seconds_total", seconds, name)
-    for name, totals in found.status.get("remembered", {}).items():
+    for name, totals in found.remembered.items():
         for outcome, key in _OUTCOMES.items():
             yield sample("ferryman_remembered_calls_total", totals[key], name, outcome)
     for state, number in found.jobs.items():
