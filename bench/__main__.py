@@ -44,6 +44,7 @@ OTHERS = (
     "serve",
     "queue",
     "remembered",
+    "monitored",
     "kafka",
     "flow",
     "combine",

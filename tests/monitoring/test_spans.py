@@ -12,7 +12,7 @@ from ferryman.destinations.base import Delivery
 from ferryman.monitoring import spans
 from ferryman.observe import JsonLog, LogLines
 from tests.support.monitored import attributes_of, run_monitored, spans_of, unpacked
-from tests.support.plan_world import Interrupted, PlanWorld, Until
+from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch
 from tests.support.receiver import Receiver, Reply
 
 
@@ -80,6 +80,25 @@ def test_an_error_ends_the_spans(trial: PlanWorld, collector: Receiver) -> None:
     [run] = named(spans_of(collector), "run")
     assert run.status.code == 2
     assert [event.name for event in run.events] == ["exception"]
+
+
+class Odd(Watch):
+    """Fails with what is no Unicode: the name of a file may be any bytes."""
+
+    def phase(self, wave: int, name: str) -> None:
+        if name == "deliver":
+            raise ValueError("caf\udce9 \u202e.txt" + "x" * 100_000)
+
+
+def test_a_text_that_is_no_unicode_arrives_escaped(trial: PlanWorld, collector: Receiver) -> None:
+    trial.put("a")
+    with pytest.raises(ValueError, match="caf"):
+        run_monitored(trial, watch=Odd(), spans=True, openlineage=trial.folder / "events.jsonl")
+
+    [run] = named(spans_of(collector), "run")
+    assert run.status.message.startswith("caf\\udce9")
+    end = json.loads((trial.folder / "events.jsonl").read_text().splitlines()[-1])
+    assert end["run"]["facets"]["errorMessage"]["message"].startswith("caf\\udce9")
 
 
 def test_the_environment_says_who_sends_and_what_is_above(

@@ -280,7 +280,19 @@ def _encode(
         "inputs": inputs,
         "outputs": outputs,
     }
-    return msgspec.json.encode(event, enc_hook=str)
+    return msgspec.json.encode(_encodable(event), enc_hook=str)
+
+
+def _encodable(value: Any) -> Any:
+    """Return the value with texts that are Unicode: names of files may be other bytes."""
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {key: _encodable(each) for key, each in value.items()}
+        case list():
+            return [_encodable(each) for each in value]
+    return value
 
 
 def _dataset(

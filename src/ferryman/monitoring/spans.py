@@ -75,10 +75,16 @@ class Tracing:
 
         def send(spans: Sequence[ReadableSpan]) -> None:
             nonlocal is_reported
-            taken = [exporter.export(spans).name == "SUCCESS" for exporter in exporters]  # which tries again itself
-            if not all(taken) and not is_reported:
-                report(f"spans {names}: the collector does not take them. The run goes on without.")
-            is_reported = not all(taken)
+            why = ""
+            for exporter in exporters:
+                try:
+                    if exporter.export(spans).name != "SUCCESS":  # it has tried again itself
+                        why = "the collector does not take them"
+                except Exception as e:  # sending the same again would keep others from being sent
+                    why = f"they cannot be sent: {type(e).__name__}: {plain_text(e)}"
+            if why and not is_reported:
+                report(f"spans {names}: {why}. The run goes on without.")
+            is_reported = bool(why)
 
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # what it says is said by ``report``
 
@@ -232,8 +238,9 @@ class SpanRecorder(Silent):
                 _set_error(span, f"exit code {numbers['exit']}")
         for span in (*self._runs.values(), *([self._root] if self._root is not None else [])):
             if error is not None:
-                span.record_exception(error)
-                _set_error(span, plain_text(error))
+                text = plain_text(error)
+                span.add_event("exception", {"exception.type": type(error).__name__, "exception.message": text})
+                _set_error(span, text)
             span.end()
 
     def _run(self) -> Span:
