@@ -335,9 +335,8 @@ WAVES: Final = 20
 
 
 class EndedRow(msgspec.Struct, frozen=True, array_like=True):
-    """Number of events by which deliveries ended, of a source, destination, stored status, operation and attempt."""
+    """Number of events by which deliveries ended, of a destination, stored status, operation and attempt."""
 
-    source: str
     destination: str
     status: str
     operation: str

@@ -115,23 +115,6 @@ def ended(root: StatePath, plan: Plan) -> EndedCounts:
     return _sum_up(queries.ended(root, plan))
 
 
-class EndedLately(NamedTuple):
-    """Part of what has ended.
-
-    Attributes:
-        documents: source -> documents with a delivery among them.
-    """
-
-    ended: EndedCounts
-    documents: dict[str, int]
-
-
-def ended_between(root: StatePath, plan: Plan, after: int, upto: int) -> EndedLately:
-    """Count what has ended after a wave and up to another; reads only the events of these waves."""
-    rows, documents = queries.ended_between(root, plan, after, upto)
-    return EndedLately(_sum_up(rows), documents)
-
-
 def _sum_up(rows: Iterable[EndedRow]) -> EndedCounts:
     counts = EndedCounts(Counter(), Counter())
     for row in rows:

@@ -173,10 +173,12 @@ def ended(root: StatePath, plan: Plan) -> list[EndedRow]:
     return _query(root, plan, View.ended) if known is None else known
 
 
-def ended_between(root: StatePath, plan: Plan, after: int, upto: int) -> tuple[list[EndedRow], dict[str, int]]:
-    """Count the events by which deliveries ended after a wave and up to another, and the documents that these are of by
-    source; reads only these events."""
-    return _query(root, plan, lambda view: (view.ended(after, upto), view.ended_documents(after, upto)))
+def done_between(root: StatePath, plan: Plan, after: int, upto: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Count what was done after a wave and up to another; reads only the rows of these waves.
+
+    Returns: destination -> what was delivered or deleted there; source that is no log -> documents that were processed.
+    """
+    return _query(root, plan, lambda view: (view.arrived(after, upto), view.processed(after, upto)))
 
 
 def first_event_of_pending(root: StatePath, plan: Plan, wave: int | None) -> float | None:

@@ -53,13 +53,6 @@ UNSUCCESSFUL: Final = ("DEAD", "ERROR_DOC", "INDEXING")
 _ENDS: Final = tuple(str(each) for each in Status if each in TERMINAL or each is Status.INDEXING)
 """Stored statuses of events by which deliveries end; one that is in doubt may end again."""
 
-
-def _ended_between(after: int, upto: int | None) -> str:
-    """Return SQL for events by which deliveries ended, after a wave and up to another."""
-    until = "" if upto is None else f" AND wave <= {int(upto)}"
-    return f"destination <> '' AND status IN {quote_list(_ENDS)} AND wave > {int(after)}{until}"
-
-
 SOURCE_COUNTS: Final = ("documents", "deleted", "again")
 
 _EVENT_ORDER: Final = "wave * 4 + ordinal"
@@ -177,21 +170,26 @@ class View:
             ) ORDER BY wave DESC LIMIT {int(limit)}
         """)
 
-    def ended(self, after: int = 0, upto: int | None = None) -> list[EndedRow]:
-        """Count the events by which deliveries ended, after a wave and up to another."""
+    def ended(self) -> list[EndedRow]:
+        """Count the events by which deliveries ended."""
         found = self._db.execute(f"""
-            SELECT source, destination, status, operation, attempt, count(*) FROM ledger
-            WHERE {_ended_between(after, upto)} GROUP BY ALL ORDER BY ALL
+            SELECT destination, status, operation, attempt, count(*) FROM ledger
+            WHERE destination <> '' AND status IN {quote_list(_ENDS)} GROUP BY ALL ORDER BY ALL
         """)
         return [EndedRow(*row) for row in found.fetchall()]
 
-    def ended_documents(self, after: int, upto: int) -> dict[str, int]:
-        """Count the documents of each source with a delivery that ended after a wave and up to another."""
-        found = self._db.execute(f"""
-            SELECT source, count(DISTINCT hash(origin, revision)) FROM ledger
-            WHERE {_ended_between(after, upto)} GROUP BY source
-        """)
-        return dict(found.fetchall())
+    def arrived(self, after: int, upto: int) -> dict[str, int]:
+        """Count what was delivered or deleted at each destination after a wave and up to another."""
+        arrivals = f"SELECT destination, count(*) FROM ledger WHERE status = '{Status.INDEXED}' AND destination <> ''"
+        return self._count_by(arrivals, after, upto)
+
+    def processed(self, after: int, upto: int) -> dict[str, int]:
+        """Count the documents of each source that were processed after a wave and up to another; none of logs."""
+        return self._count_by("SELECT source, count(*) FROM documents WHERE true", after, upto)
+
+    def _count_by(self, query: str, after: int, upto: int) -> dict[str, int]:
+        between = f"wave > {int(after)} AND wave <= {int(upto)}"
+        return dict(self._db.execute(f"{query} AND {between} GROUP BY 1").fetchall())
 
     def first_event_of_pending(self, wave: int | None, *, failed: bool) -> float | None:
         """Return the time of the first event since a wave, see ``account.queries.first_event_of_pending``.

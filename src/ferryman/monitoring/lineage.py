@@ -23,14 +23,15 @@ import msgspec
 
 import ferryman
 from ferryman import limits
-from ferryman.account.figures import ended_between
+from ferryman.account.queries import done_between, retry_read
 from ferryman.errors import UsageError, plain_text
 from ferryman.monitoring.metrics import MonitoredPlan
 from ferryman.monitoring.sender import BackgroundSender
 from ferryman.net import urls
 from ferryman.net.http import Http, NotSent, Unanswered
 from ferryman.observe import Silent
-from ferryman.plan import DestinationNode, KeyedNode, Node, Plan, sources_of
+from ferryman.plan import DestinationNode, KeyedNode, Node, Plan, logs_read, sources_of
+from ferryman.state.logs import LogPositions
 from ferryman.state.state import IDENTITY, SETTLED, State
 from ferryman.storage.files import exists
 
@@ -203,10 +204,10 @@ class JobRun:
         self._parent = parent
         self._processing = "STREAMING" if endless else "BATCH"
         self._id = str(uuid.uuid4())
-        self._counted_to = self._wave()
         self._read: Counter[str] = Counter()
         self._written: Counter[str] = Counter()
         self._code: str | None = None
+        self._counted_to, self._entries = self._reached()
 
     def event(self, kind: str, at: dt.datetime, message: str = "", trace: str = "") -> bytes:
         """Return an event, with what the run has done so far."""
@@ -237,21 +238,25 @@ class JobRun:
         ]
         return _encode(kind, at, self._id, plan.name, run, job, inputs, outputs)
 
-    def _wave(self) -> int:
-        """Return the last settled wave of the state."""
+    def _reached(self) -> tuple[int, dict[str, int]]:
+        """Return the last settled wave of the state, and how many entries of each log were read."""
         if not exists(self._root / IDENTITY):
-            return 0
-        return State(self._root, self._plan).ledger.transaction_on_disk(SETTLED)
+            return 0, {}
+        state = State(self._root, self._plan)
+        logs = {node.name: LogPositions(state, node.name) for node in logs_read(self._plan.nodes)}
+        with state.readers.reading():
+            state.load_consistently([SETTLED, *(each.entries_read_id for each in logs.values())])
+        return state.settled, {name: each.entries_read for name, each in logs.items()}
 
     def _count(self) -> None:
-        """Add what has ended since the last count; what was counted before is not read again."""
-        if (now := self._wave()) <= self._counted_to:
-            return
-        found = ended_between(self._root, self._plan, self._counted_to, now)
-        self._counted_to = now
-        for (destination, status), number in found.ended.by_status.items():
-            self._written[destination] += number if status in ("delivered", "deleted") else 0
-        self._read.update(found.documents)
+        """Add what was done since the last count; what was counted before is not read again."""
+        wave, entries = retry_read(self._root, self._reached)
+        if wave > self._counted_to:
+            arrived, processed = done_between(self._root, self._plan, self._counted_to, wave)
+            self._written.update(arrived)
+            self._read.update(processed)
+        self._read.update({name: read - self._entries.get(name, 0) for name, read in entries.items()})
+        self._counted_to, self._entries = wave, entries
 
 
 def _error(message: str, trace: str) -> dict[str, Any]:
