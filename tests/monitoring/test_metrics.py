@@ -396,3 +396,12 @@ def test_a_target_is_a_file_or_an_address(text: str, target: object) -> None:
 def test_an_impossible_target_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--metrics"):
         parse_target(text)
+
+
+@pytest.mark.parametrize("option", [{"metrics": ":0"}, {"openlineage": "ftp://host/x"}])
+def test_an_impossible_option_is_refused_before_anything(trial: PlanWorld, option: dict[str, str]) -> None:
+    trial.put("a")
+    with pytest.raises(UsageError, match=f"--{next(iter(option))}"):
+        ferryman.run(trial.plan, state=trial.state, **option)  # type: ignore[arg-type]
+
+    assert not trial.state.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -179,3 +180,37 @@ def test_lanes_do_not_note_chunks_without_a_listener(trial: PlanWorld) -> None:
     run_monitored(trial)
 
     assert not trial.watch.wants_chunks
+
+
+def test_a_missing_package_is_said(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch, collector: Receiver) -> None:
+    """With the command that installs it; the run goes on."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    trial.put("a")
+
+    assert run_monitored(trial, spans=True).exit == 0
+
+    [message] = [each for each in trial.watch.messages if each.startswith("spans")]
+    assert "pip install 'ferryman[otel]'" in message
+    assert collector.requests == []
+
+
+def test_a_program_with_a_tracer_of_its_own_gets_the_spans(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the span that it is in; where they go is its affair."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    assert spans.wants_spans({})
+    trial.put("a")
+
+    with provider.get_tracer("mine").start_as_current_span("outer") as outer:
+        run_monitored(trial, spans=True)
+
+    [run] = [span for span in kept.get_finished_spans() if span.name == "ferryman.run"]
+    assert run.parent is not None
+    assert run.parent.span_id == outer.get_span_context().span_id
