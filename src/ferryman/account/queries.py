@@ -176,7 +176,8 @@ def ended(root: StatePath, plan: Plan) -> list[EndedRow]:
 def done_between(root: StatePath, plan: Plan, after: int, upto: int) -> tuple[dict[str, int], dict[str, int]]:
     """Count what was done after a wave and up to another; reads only the rows of these waves.
 
-    Returns: destination -> what was delivered or deleted there; source that is no log -> documents that were processed.
+    Returns: destination -> what was delivered or deleted there; source, without logs -> documents that were
+    processed.
     """
     return _query(root, plan, lambda view: (view.arrived(after, upto), view.processed(after, upto)))
 
