@@ -405,3 +405,22 @@ def test_an_impossible_option_is_refused_before_anything(trial: PlanWorld, optio
         ferryman.run(trial.plan, state=trial.state, **option)  # type: ignore[arg-type]
 
     assert not trial.state.exists()
+
+
+def test_rows_that_wait_for_a_destination_are_counted_without_the_ledger(
+    trial: PlanWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As during each wave: their number is in the files' statistics."""
+
+    def away(chunk: object) -> None:
+        raise ConnectionError("down")
+
+    trial.out().before = away
+    trial.put("a", "b", "c")
+    trial.run(wait=0)
+    pending = trial.status()["destinations"]["out"]["pending"]
+    from ferryman.account.relations import View
+
+    monkeypatch.setattr(View, "status", None)
+
+    assert value_of(metrics(trial.plan, state=trial.state), "ferryman_pending", destination="out") == pending == 3

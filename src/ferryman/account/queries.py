@@ -32,6 +32,7 @@ from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, STOPS, disp
 from ferryman.sources.log import CombinedLog, Log, Positions
 from ferryman.state.activity import Trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions, next_places
+from ferryman.state.outbox import pending_rows
 from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
 from ferryman.state.targets import load_targets, load_verified
 from ferryman.storage import files, parquet
@@ -94,14 +95,25 @@ def outstanding_by_destination(root: StatePath, plan: Plan) -> dict[str, dict[st
     """Return destination -> status -> the same for each destination; quick if there are none."""
     if (cached := _load_cached(root, plan)) is not None:
         destinations = cached.status["destinations"]
-    elif retry_read(root, lambda: _none_outstanding(load_for_reading(root, plan))):
-        names = {name for names in destinations_of_sources(plan.nodes).values() for name in names}
+    elif (rows := retry_read(root, lambda: _outstanding_rows(load_for_reading(root, plan)))) is not None:
+        names = {name for names in destinations_of_sources(plan.nodes).values() for name in names} | rows.keys()
         if (errors := errors_node(plan.nodes)) is not None:
             names.add(errors.name)
-        return {name: dict.fromkeys(OUTSTANDING, 0) for name in sorted(names)}
+        return {name: {**dict.fromkeys(OUTSTANDING, 0), "pending": rows[name]} for name in sorted(names)}
     else:
         destinations = _query(root, plan, View.status)["destinations"]
     return {name: {status: counts[status] for status in OUTSTANDING} for name, counts in destinations.items()}
+
+
+def _outstanding_rows(state: State) -> Counter[str] | None:
+    """Return destination -> rows that are pending in the outbox, if nothing else is outstanding; None: there may be
+    something."""
+    if not _only_rows_outstanding(state):
+        return None
+    rows: Counter[str] = Counter()
+    for file in state.outbox.files.values():
+        rows[file.partition["destination"]] += pending_rows(file)
+    return rows
 
 
 def load_for_reading(root: StatePath, plan: Plan) -> State:
@@ -128,7 +140,13 @@ def outstanding_for_driver(state: State) -> dict[str, int]:
 def _none_outstanding(state: State) -> bool:
     """Return True if statistics alone show that nothing is outstanding, which they do for most files; False: there may
     be something."""
-    if state.outbox.files or state.outbox.transaction(RANGES):
+    return not state.outbox.files and _only_rows_outstanding(state)
+
+
+def _only_rows_outstanding(state: State) -> bool:
+    """Return True if statistics alone show that nothing is outstanding but rows of the outbox; False: there may be
+    something."""
+    if state.outbox.transaction(RANGES):
         return False
     unsuccessful, waits = pc.field("status").isin(UNSUCCESSFUL), pc.field("due").is_valid()
     try:
