@@ -45,6 +45,7 @@ OTHERS = (
     "queue",
     "remembered",
     "verify",
+    "monitored",
     "kafka",
     "watch",
     "cassandra",

@@ -85,6 +85,7 @@ POINTS: Final[dict[str, str]] = {
     "checkpoint.trimmed": DRIVER,
     # once a run
     "counted.kept": DRIVER,
+    "runs.kept": DRIVER,
     # notifications, once a run or a period
     "notify.sent": DRIVER,
     "notify.kept": DRIVER,

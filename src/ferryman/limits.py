@@ -446,6 +446,40 @@ request."""
 COUNTING_SHARE: Final = 20
 """Divisor of an endless run's time: at most this part of it is spent on counting."""
 
+RUNS_KEPT: Final = 100
+"""Runs that a state remembers: three months of one a day, in 20 kB."""
+
+RUN_RECORD_S: Final = 60.0
+"""Time between two records of an endless run: each is a synced write."""
+
+METRICS_SHARE: Final = 100
+"""Divisor of a run's time: at most this part of it is spent on computing metrics."""
+
+METRICS_EVERY_S: Final = 15.0
+"""Time between two computations of metrics, at least: what Prometheus waits by default between two looks."""
+
+MONITORING_QUEUE: Final = 4096
+"""Spans or events that wait to be sent; more are dropped, which is said once."""
+
+MONITORING_END_S: Final = 2.0
+"""Time that a run's end waits for its spans and lineage events to be sent, all together."""
+
+METRICS_END_S: Final = 10.0
+"""Time that a run's end waits for its metrics to be computed a last time, which takes moments: 2 s for a million
+events. More only if a log that the plan reads does not answer."""
+
+MONITORING_SEND_S: Final = 10.0
+"""Time for one request to a lineage server or collector."""
+
+LINEAGE_EVERY_S: Final = 30.0
+"""Time between two RUNNING events of a run."""
+
+LINEAGE_CODE_CHARACTERS: Final = 100_000
+"""Characters of the steps' code in a lineage event."""
+
+CHUNK_SPANS: Final = 512
+"""Chunks of a lane and pass that have spans: more would not be looked at one by one."""
+
 VERIFY_SAMPLE: Final = 100
 """Documents of a target that an endless run verifies at a time: few enough for one request."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from ferryman import account, limits
@@ -21,6 +23,10 @@ from ferryman.engine.settings import RunSettings, SparkSettings
 from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.engine.watch import EventWatch
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
+from ferryman.monitoring.metrics import MonitoredPlan
+from ferryman.monitoring.metrics import parse_target as parse_metrics_target
+from ferryman.monitoring.run import MonitoredRun, monitor
+from ferryman.monitoring.spans import wants_spans
 from ferryman.observe import Observer, default_observer
 from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
 from ferryman.plan.nodes import remembering_steps
@@ -34,6 +40,7 @@ from ferryman.state.state import (
     COUNTED,
     IDENTITY,
     READERS,
+    RUNS,
     SETTLED,
     TABLES,
     WAVE,
@@ -92,6 +99,11 @@ class RunOptions(TypedDict, total=False):
     take_over: bool
     """be the driver of a state in an object store at once, although another one seems to hold it, which you know to be
     dead."""
+    metrics: str | None
+    """a file for node exporter, or an address such as ``:9464``, where Prometheus finds this run's metrics: see
+    ``ferryman.metrics``."""
+    openlineage: str | None
+    """URL of a lineage server, or a file, for OpenLineage's events of this run."""
     observer: Observer | None
     """receives the progress; by default lines on stderr in a notebook, and nothing elsewhere."""
 
@@ -113,6 +125,8 @@ _DEFAULTS: Final[RunOptions] = {
     "notify": (),
     "preflight": True,
     "take_over": False,
+    "metrics": None,
+    "openlineage": None,
     "observer": None,
 }
 
@@ -168,20 +182,80 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
         raise UsageError("\n".join(findings))
     if state is None:
         driver.check_default_state(chosen["spark"])
+    roots = _roots_of(plan, state)
+    endless = _period_of(chosen) is not None
+    monitored = monitor_of(plan, roots, chosen["metrics"], chosen["openlineage"], endless=endless)
+    with monitored(observer) as run:
+        if isinstance(plan, Flow):
+            flow_summary = _run_flow(plan, chosen, targets, run)
+            run.ended(flow_summary.plans, flow_summary.errors)
+            return flow_summary
+        summary = _run_one(plan, chosen, targets, run)
+        run.ended({"": summary})
+        return summary
+
+
+def monitor_of(
+    plan: Plan | Flow,
+    roots: StatePath | Mapping[str, StatePath],
+    metrics: str | None,
+    openlineage: str | None,
+    *,
+    endless: bool,
+) -> Callable[[Observer], AbstractContextManager[MonitoredRun]]:
+    """Return a function that monitors a run: given its observer, it returns a context with the one to run with.
+
+    Args:
+        roots: root of the plan's state; of a flow, by the labels of its plans.
+        metrics, openlineage: see ``RunOptions``.
+
+    Raises:
+        UsageError: metrics or events can never be written or sent there.
+    """
+    to_metrics = None if metrics is None else parse_metrics_target(metrics)
+    to_lineage = None
+    if openlineage is not None:
+        from ferryman.monitoring.lineage import parse_target as parse_lineage_target
+
+        to_lineage = parse_lineage_target(openlineage)
     if isinstance(plan, Flow):
-        return _run_flow(plan, chosen, targets, observer)
-    if (older := chosen["from_version"]) is not None:
+        assert isinstance(roots, Mapping)
+        plans = {plan.label(each): MonitoredPlan(each, roots[plan.label(each)]) for each in plan.plans}
+    else:
+        assert not isinstance(roots, Mapping)
+        plans = {"": MonitoredPlan(plan, roots)}
+    flow = plan.name if isinstance(plan, Flow) else ""
+    return partial(
+        monitor,
+        flow,
+        plans,
+        metrics=to_metrics,
+        openlineage=to_lineage,
+        spans=wants_spans(),
+        endless=endless,
+    )
+
+
+def _roots_of(plan: Plan | Flow, state: str | StatePath | None) -> StatePath | dict[str, StatePath]:
+    if isinstance(plan, Flow):
+        return {plan.label(each): state_root(each, state) for each in plan.plans}
+    return state_root(plan, state)
+
+
+def _run_one(plan: Plan, options: RunOptions, targets: Sequence[NotifyTarget], observer: Observer) -> Summary:
+    state = options["state"]
+    if (older := options["from_version"]) is not None:
         plan.freeze()
         migrate(state_root(plan, state), plan, older)
     with (
-        _watching({"": plan}, chosen, observer) as watch,
+        _watching({"": plan}, options, observer) as watch,
         driver.drive(
             plan,
             state,
-            _spark_of(chosen),
-            accept_changes=chosen["accept_changes"],
-            preflight=chosen["preflight"],
-            take_over=chosen["take_over"],
+            _spark_of(options),
+            accept_changes=options["accept_changes"],
+            preflight=options["preflight"],
+            take_over=options["take_over"],
             observer=observer,
         ) as (locked_state, runner),
     ):
@@ -189,8 +263,8 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
             locked_state,
             runner,
             observer,
-            _settings_of(chosen, targets),
-        ).run(_period_of(chosen), watch)
+            _settings_of(options, targets),
+        ).run(_period_of(options), watch)
 
 
 def _period_of(options: RunOptions) -> float | None:
@@ -326,6 +400,7 @@ _ATTEMPTS: Final = 5
 
 _COPY = "restore this file from a copy of the state directory"
 _REMOVE = "remove this file: everything is then counted again"
+_FORGET = "remove this file: it lists past runs, and only questions read it"
 
 
 @explain_errors_of_state
@@ -370,6 +445,11 @@ def _inspect(root: StatePath) -> list[Finding]:
             findings[str(path)] = Finding(str(path), "it does not match the tables, counted again", _REMOVE)
     except StateDamaged as e:
         findings[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else e.remedy or _COPY)
+    try:
+        if files.exists(root / RUNS):
+            files.unseal(root / RUNS)
+    except StateDamaged as e:
+        findings[e.path] = Finding(e.path, e.what, _FORGET)
     return list(findings.values())
 
 

@@ -150,6 +150,7 @@ def test_the_folders_are_those_of_a_state() -> None:
                 "notified.json",
                 "mirrored.json",
                 "passed.json",
+                "runs.json",
                 "targets.json",
                 "verified.json",
                 "lock",

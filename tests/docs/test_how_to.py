@@ -43,6 +43,8 @@ PAGES = [
     "prove-a-plan",
     "run-on-a-schedule",
     "watch-a-folder",
+    "metrics-and-alerts",
+    "lineage",
     "run-in-a-container",
     "back-up-and-move",
 ]

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypedDict
 import duckdb
 import pyarrow as pa
 
-from ferryman.account.counts import Tables, count
+from ferryman.account.counts import EndedRow, Tables, count
 from ferryman.errors import UsageError
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_read
 from ferryman.plan.structure import reachable_destinations as nodes_reached
@@ -31,6 +31,7 @@ from ferryman.records.rows import (
     PENDING,
     RANGE,
     STOPPED,
+    TERMINAL,
     Status,
     common_form_sql,
     display_status,
@@ -48,6 +49,9 @@ COUNTS: Final = tuple(DISPLAY_STATUSES)
 
 UNSUCCESSFUL: Final = ("DEAD", "ERROR_DOC", "INDEXING")
 """Stored statuses of deliveries that ended without success, or whose outcome is unknown."""
+
+_ENDS: Final = tuple(str(each) for each in Status if each in TERMINAL or each is Status.INDEXING)
+"""Stored statuses of events by which deliveries end; one that is in doubt may end again."""
 
 SOURCE_COUNTS: Final = ("documents", "deleted", "again")
 
@@ -171,6 +175,42 @@ class View:
                 FROM ledger GROUP BY wave
             ) ORDER BY wave DESC LIMIT {int(limit)}
         """)
+
+    def ended(self) -> list[EndedRow]:
+        """Count the events by which deliveries ended."""
+        found = self._db.execute(f"""
+            SELECT destination, status, operation, attempt, count(*) FROM ledger
+            WHERE destination <> '' AND status IN {quote_list(_ENDS)} GROUP BY ALL ORDER BY ALL
+        """)
+        return [EndedRow(*row) for row in found.fetchall()]
+
+    def arrived(self, after: int, upto: int) -> dict[str, int]:
+        """Count what was delivered or deleted at each destination after a wave and up to another."""
+        arrivals = f"SELECT destination, count(*) FROM ledger WHERE status = '{Status.INDEXED}' AND destination <> ''"
+        return self._count_by(arrivals, after, upto)
+
+    def processed(self, after: int, upto: int) -> dict[str, int]:
+        """Count the documents of each source that were processed after a wave and up to another; none of logs."""
+        return self._count_by("SELECT source, count(*) FROM documents WHERE true", after, upto)
+
+    def _count_by(self, query: str, after: int, upto: int) -> dict[str, int]:
+        between = f"wave > {int(after)} AND wave <= {int(upto)}"
+        return dict(self._db.execute(f"{query} AND {between} GROUP BY 1").fetchall())
+
+    def first_event_of_pending(self, wave: int | None, *, failed: bool) -> float | None:
+        """Return the time of the first event since a wave, see ``account.queries.first_event_of_pending``.
+
+        Args:
+            failed: also of each delivery that is pending after an event.
+        """
+        which = [] if wave is None else [f"wave >= {int(wave)}"]
+        if failed:
+            self._make_current(Filter(frozenset(PENDING)), ["delivery_hash"])
+            which.append("delivery_hash IN (SELECT delivery_hash FROM current)")
+        [(first,)] = self._db.execute(
+            f"SELECT epoch(min(created)) FROM ledger WHERE {' OR '.join(which) or 'false'}"
+        ).fetchall()
+        return None if first is None else float(first)
 
     def outstanding(self) -> dict[str, int]:
         """Count outstanding deliveries; see ``account.outstanding``."""

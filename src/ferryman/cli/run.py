@@ -163,6 +163,26 @@ Notify = Annotated[
 ]
 
 
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="FILE|ADDRESS",
+        show_default=False,
+        help="Write metrics for Prometheus to this file, or offer them at this address: plays.prom, :9464.",
+    ),
+]
+OpenLineage = Annotated[
+    str | None,
+    typer.Option(
+        "--openlineage",
+        metavar="URL|FILE",
+        show_default=False,
+        help="Send events of OpenLineage to this server, or append them to this file.",
+    ),
+]
+
+
 def run(
     plan: FlowSpec,
     state: StateDir = None,
@@ -182,6 +202,8 @@ def run(
     max_pending: MaxPending = None,
     verify_sample: VerifySample = limits.VERIFY_SAMPLE,
     notify: Notify = None,
+    metrics: Metrics = None,
+    openlineage: OpenLineage = None,
     log_file: LogFile = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     json: Json = False,
@@ -222,6 +244,8 @@ def run(
         "preflight": preflight,
         "take_over": take_over,
         "notify": notify_targets(notify),
+        "metrics": metrics,
+        "openlineage": openlineage,
         "verify_sample": verify_sample,
     }
     if max_pending is not None:

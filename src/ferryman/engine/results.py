@@ -75,6 +75,8 @@ class Staged(NamedTuple):
     keyed node."""
     killed: KilledTask | None = None
     """Set if this at-most-once task was killed, and only what it had finished is staged."""
+    took_us: dict[str, int] | None = None
+    """Step -> microseconds spent in its calls; None if they were made in a child process."""
 
 
 class KilledTask(NamedTuple):

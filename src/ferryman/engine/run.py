@@ -53,6 +53,7 @@ from ferryman.observe import WARNING, Forwarding, Observer
 from ferryman.records.rows import now_us
 from ferryman.state.commands import ADOPT, OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep
+from ferryman.state.runs import RunRecorder
 from ferryman.state.state import State
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Run:
         self._reporter = Reporter(state, [*state.plan.notified, *settings.notify], self._add_message)
         self._mirrors = background_mirrors(state)
         self._count_cache = CountCache(state)
+        self._recorder = RunRecorder(state)
         self._backlog = Backlog(state, settings.max_pending)
         self._listing_incomplete = False
         self._scan_stopped = False
@@ -108,6 +110,7 @@ class Run:
         self._dispatcher = Dispatcher(state, pickled_plan, runner, self._breakers, pace_s=settings.pace_s)
         self._targets = TargetWatch(state)
         self._dispatcher.on_checked = self._targets.look
+        self._dispatcher.on_sent = observer.sent if observer.wants_chunks else None
         self._samples = SampleVerification(state.root, state.plan, settings.verify_sample, self._add_message, clock.now)
         self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
@@ -215,8 +218,17 @@ class Run:
 
     def notify(self, least_s: float = 0.0) -> None:
         """Notify the plan's targets of news since the last notification, unless that was less than ``least_s`` seconds
-        ago."""
+        ago. Record how far an endless run is."""
         self._reporter.report(self._breakers.stopped(), least_s)
+        if self._endless:
+            self._recorder.record_turn(self._counts_so_far)
+
+    def _counts_so_far(self) -> dict[str, int]:
+        """Return what an endless run has done, as ``state.runs.PastRun`` has it."""
+        owed = self._owed()
+        code = 4 if owed or self._listing_incomplete or self._scan_stopped else 0
+        done = {name: getattr(self._summary, name) for name in ("waves", "delivered", "deleted", "dropped")}
+        return {"exit": code, **done, "pending": owed}
 
     def due_s(self) -> float | None:
         """Return the seconds until there is work that needs no scan; None: nothing is pending."""
@@ -390,9 +402,12 @@ class Run:
         self._answers.run()
         self._transform.has_orphans = False
         self._nodes.forget_scopes(self._pending.step_debts())
-        owed = sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
-        self._observer.settled(settled.delivered, owed, settled.failed)
+        self._observer.settled(settled.delivered, self._owed(), settled.failed)
         return settled.sent
+
+    def _owed(self) -> int:
+        """Return the number of pending deliveries."""
+        return sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
 
     def _take_commands(self) -> bool:
         """Apply queued commands and return whether they changed anything."""
@@ -469,6 +484,7 @@ class Run:
         incomplete = self._listing_incomplete or bool(self._pending.unlisted_sources or self._logs.is_blocked)
         reported = bool(summary.failed or summary.rejected) and all_errors_queued(self._state.root, self._plan)
         summary.set_exit(held=self._scanning.held, incomplete=incomplete, reported=reported, replaced=bool(replaced))
+        self._recorder.record(summary.counts())
         return summary
 
     def _add_message_once(self, text: str) -> None:

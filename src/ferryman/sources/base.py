@@ -216,6 +216,10 @@ class Source:
         destination writes. A ``Flow`` orders its plans by it."""
         return None
 
+    def job_counts(self) -> dict[str, int]:
+        """Return state -> number of jobs, if its documents belong to jobs of an intake queue; else {}. For metrics."""
+        return {}
+
     def not_installed(self) -> str:
         """Return which package is missing, with the command that installs it; "" if none is. Opens nothing."""
         return ""

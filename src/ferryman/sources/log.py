@@ -21,10 +21,11 @@ The promises of a log are tests in ``ferryman.testing.logs``.
 from __future__ import annotations
 
 import base64
+import copy
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self, get_args
 from urllib.parse import quote, unquote
 
 from ferryman import limits
@@ -205,6 +206,15 @@ class Log(Source):
         """Return the approximate number of entries between these positions."""
         return sum(max(0, last - positions.get(partition, last)) for partition, last in end.items())
 
+    def apart(self) -> Self:
+        """Return this log with connections of its own, so that another thread may ask it."""
+        return copy.copy(self)
+
+    def written_at(self, positions: Positions) -> float | None:
+        """Return when the first entry at these positions was written, in seconds since 1970; None: the log does not
+        say. For metrics."""
+        return None
+
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterable[Piece]:
         """Yield the entries between these positions, in order, in pieces of at most ``limit`` entries, or of a single
         place. Together the pieces cover the whole range, except entries that are no longer kept: the first piece of a
@@ -368,6 +378,11 @@ class CombinedLog(Log):
         super().__init__(ordered=ordered, on_error="stop" if stops else "continue")
         self.inputs = dict(inputs)
         self.ask_again_s = max((log.ask_again_s for log in logs), default=limits.WATCH_TICK_S)
+
+    def apart(self) -> Self:
+        other = copy.copy(self)
+        other.inputs = {name: log.apart() for name, log in self.inputs.items()}
+        return other
 
     def check(self) -> None:
         for log in self.inputs.values():

@@ -106,6 +106,11 @@ class Queue(Log):
         with self._translated_errors():
             return {self.name: self._open_queue().last_index + 1}
 
+    def written_at(self, positions: Positions) -> float | None:
+        with self._translated_errors():
+            messages = self._open_queue().read(positions[self.name], 1)
+        return messages[0].created.timestamp() if messages else None
+
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
         first, last = start[self.name], end[self.name]
         with self._translated_errors():

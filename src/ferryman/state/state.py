@@ -670,6 +670,12 @@ VERIFIED: Final = "verified.json"
 COUNTED: Final = "counted.json"
 """Cache of the counts over the ledger that ``status`` shows of a large state; see ``account.counts``."""
 
+STEP_TIME: Final = "ferryman.took_us "
+"""Prefix of the application ids (on the outbox) of the microseconds spent in the calls of each step."""
+
+RUNS: Final = "runs.json"
+"""File of the last runs: when they ended, how, and what they did; see ``state.runs``."""
+
 READERS: Final = "readers"
 """File that is locked by every process reading the state; see ``storage.locks.Readers``."""
 

@@ -200,6 +200,10 @@ class Sql(VectorDestination):
     def target(self) -> str:
         return f"{self._dialect.place(self._url)}#{self.table}"
 
+    def known_fields(self) -> dict[str, str]:
+        types = {name: kind for name, kind, _ in STANDARD}
+        return {str(name): types.get(name, "") for name in self._layout.names}
+
     def local_paths(self) -> tuple[str, ...]:
         """Return the folder of SQLite's file."""
         if self._url.get_backend_name() != "sqlite" or not self._url.database:
