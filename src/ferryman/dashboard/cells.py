@@ -67,12 +67,24 @@ def when(value: object) -> Markup:
     Args:
         value: ISO 8601 text, seconds since 1970, or None.
     """
-    moment = _moment(value)
-    if moment is None:
+    found = _moment(value)
+    if found is None:
         return Markup("")
-    iso, text = moment.isoformat(timespec="seconds"), f"{moment:%Y-%m-%d %H:%M:%S} UTC"
-    words = ago(moment.timestamp() - time.time())
+    iso, text = found.isoformat(timespec="seconds"), f"{found:%Y-%m-%d %H:%M:%S} UTC"
+    words = ago(found.timestamp() - time.time())
     return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, text, words)
+
+
+def moment(value: object) -> Markup:
+    """Return a time as HTML, itself: in UTC, until a script of ours puts it into the reader's zone."""
+    found = _moment(value)
+    if found is None:
+        return Markup("")
+    iso = found.isoformat(timespec="seconds")
+    words = ago(found.timestamp() - time.time())
+    return Markup('<time class="full" datetime="{}" title="{}">{:%Y-%m-%d %H:%M:%S} UTC</time>').format(
+        iso, words, found
+    )
 
 
 def _moment(value: object) -> dt.datetime | None:
@@ -81,10 +93,10 @@ def _moment(value: object) -> dt.datetime | None:
     try:
         if isinstance(value, int | float):
             return dt.datetime.fromtimestamp(value, dt.UTC)
-        moment = value if isinstance(value, dt.datetime) else dt.datetime.fromisoformat(str(value))
+        found = value if isinstance(value, dt.datetime) else dt.datetime.fromisoformat(str(value))
     except (ValueError, OverflowError, OSError):
         return None
-    return moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment.astimezone(dt.UTC)
+    return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found.astimezone(dt.UTC)
 
 
 def ago(seconds: float) -> str:
@@ -118,6 +130,7 @@ FILTERS: Final = {
     "code": code,
     "as_json": as_json,
     "when": when,
+    "moment": moment,
     "duration": duration,
     "count": format_count,
     "size": format_size,

@@ -32,8 +32,11 @@ RED: Final = ("failed", "rejected", "in_doubt")
 """Counts that need an operator."""
 STATUSES: Final = ("failed", "rejected", "in_doubt", "pending", "dropped", "held", "stopped")
 _WAVES: Final = 20
-_EVENTS: Final = 100
+_EVENTS: Final = 50
 _TREE: Final = 200
+_REASONS: Final = 100
+_REASONS_SHOWN: Final = 3
+"""Reasons that are asked for; and shown on the first page of a plan."""
 _PLANS: Final = 100
 _FRESH_S: Final = 2.0
 """Seconds for which the list of all plans counts as current."""
@@ -217,6 +220,10 @@ def plan(page: Page) -> Response:
     if counts["pending"]:
         question = ("pending", str(activity), str(active and active["until"]))
         pending = ask(page, place, question, lambda plan: account.pending_reasons(place.root, plan))
+    reasons: list[dict[str, Any]] = []
+    if any(counts[name] for name in RED):
+        found = ask(page, place, ("reasons",), lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS))
+        reasons = [each for each in found if each["status"] in RED]
     by_node = ask(page, place, "by_node", lambda plan: account.by_node(place.root, plan))
     level, verdict = verdict_of(place, status, counts, active, stopped)
     return page.render(
@@ -229,6 +236,8 @@ def plan(page: Page) -> Response:
         active=active,
         stopped=stopped,
         pending=pending,
+        reasons=reasons[:_REASONS_SHOWN],
+        all_reasons=len(reasons),
         level=level,
         verdict=verdict,
         nodes=_nodes(plan, status, by_node),
@@ -301,13 +310,16 @@ def failures(page: Page) -> Response:
     groups = []
     if "reason" not in filters and filters.get("status") not in ("held", "stopped", "delivered", "deleted"):
         question = ("reasons", *sorted(filters.items()))
-        groups = ask(page, place, question, lambda plan: account.reasons(place.root, plan=plan, limit=100, **filters))
+        found = ask(
+            page, place, question, lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS, **filters)
+        )
+        groups = list(found)
         if "status" not in filters:
             groups.sort(key=lambda group: group["status"] not in RED)
     rows: list[dict[str, Any]] = []
     if filters:
         last = number * PAGE_ROWS
-        question = ("deliveries", last, *sorted(filters.items()))
+        question = ("deliveries", str(last), *sorted(filters.items()))
         found = ask(
             page, place, question, lambda plan: account.deliveries(place.root, plan=plan, limit=last + 1, **filters)
         )

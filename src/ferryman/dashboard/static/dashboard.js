@@ -4,7 +4,10 @@
 function showTimes(root) {
   for (const each of root.querySelectorAll("time[datetime]")) {
     const moment = new Date(each.dateTime);
-    if (!Number.isNaN(moment.getTime())) each.title = moment.toLocaleString(undefined, {dateStyle: "medium", timeStyle: "long"});
+    if (Number.isNaN(moment.getTime())) continue;
+    const text = moment.toLocaleString(undefined, {dateStyle: "medium", timeStyle: "long"});
+    if (each.classList.contains("full")) each.textContent = text;
+    else each.title = text;
   }
 }
 
