@@ -17,9 +17,7 @@ from tests.support.plan_world import PlanWorld
 PLAN = "/plans/trial-v1"
 
 
-def test_a_reason_is_retried_with_its_number_before_and_its_outcome_after(
-    own_world: PlanWorld, opened: Opened
-) -> None:
+def test_a_reason_is_retried_with_its_number_before_and_its_outcome_after(own_world: PlanWorld, opened: Opened) -> None:
     site = opened(own_world.state, tokens=TOKENS, token=OPERATOR, allow_actions=True)
     [reason] = [r["reason"] for r in account.reasons(own_world.root, plan=own_world.plan) if "torn" in r["reason"]]
     fields = {"verb": "retry", "status": "rejected", "reason": reason}
@@ -188,5 +186,3 @@ def test_the_intake_is_paused_and_resumed(intake: JobQueue, tmp_path: Path, open
     assert "paused" in site.text(key)
     site.fill_in(f"{key}/act", key, action="resume")
     assert not intake.locks.check("ingest")
-
-

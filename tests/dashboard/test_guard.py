@@ -173,7 +173,9 @@ def test_persons_come_from_a_trusted_proxy(world: PlanWorld, opened: Opened) -> 
 
 
 def test_a_shared_token_says_that_it_names_nobody(world: PlanWorld, opened: Opened) -> None:
-    shared = opened(world.state, tokens=("shared-secret-0123456789",), token="shared-secret-0123456789", allow_actions=True)
+    shared = opened(
+        world.state, tokens=("shared-secret-0123456789",), token="shared-secret-0123456789", allow_actions=True
+    )
     assert "That does not say which person it was" in shared.text("/")
     named = opened(world.state, tokens=TOKENS, token=OPERATOR, allow_actions=True)
     text = named.text("/")
@@ -206,7 +208,7 @@ def test_a_proxy_may_say_the_base_path(world: PlanWorld, opened: Opened) -> None
     site = opened(world.state)
     text = site.get("/plans/trial-v1", headers={"x-forwarded-prefix": "/tools/ferryman/"}).text
     assert 'href="/tools/ferryman/plans/trial-v1/failures"' in text
-    for wrong in ("//evil.example", "/../..", 'javascript:"', "/a\"><script>", "/" + "a" * 300):
+    for wrong in ("//evil.example", "/../..", 'javascript:"', '/a"><script>', "/" + "a" * 300):
         assert 'href="/plans' in site.get("/plans/trial-v1", headers={"x-forwarded-prefix": wrong}).text
 
 

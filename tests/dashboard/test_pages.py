@@ -11,7 +11,7 @@ import pytest
 from ferryman import account
 from ferryman.dashboard.app import PAGES
 from ferryman.dashboard.recorded import recorded_plan
-from ferryman.plan import Flow, Plan
+from ferryman.plan import Plan
 from ferryman.queues import Queue
 from tests.dashboard.conftest import Opened
 from tests.support.keyed import count_words

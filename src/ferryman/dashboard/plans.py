@@ -22,7 +22,7 @@ from ferryman.plan.paths import target_of
 from ferryman.plan.picture.textual import type_name
 from ferryman.records.keys import KeyStates
 from ferryman.records.rows import display_status, reason_of, traceback_of
-from ferryman.state.state import MIGRATED
+from ferryman.state.state import MIGRATED, id_of
 from ferryman.storage import files
 
 T = TypeVar("T")
@@ -82,15 +82,27 @@ def ask(page: Page, place: PlanPlace, question: Hashable, find: Callable[[Plan],
     Raises:
         NotFound: there is no state.
     """
+    _check_exists(place)
+    answer = page.dashboard.answers.ask((place.root, question), version_of(place), lambda: find(place.plan()))
+    value: T = page.current(answer)
+    return value
+
+
+def _check_exists(place: PlanPlace) -> None:
     if not place.exists:
         raise NotFound(
             f"{place.root}: there is no state here yet: nothing has run, or it was removed. "
             f"Next: {place.command('run')}"
         )
-    version = (last_entries(place.root), id(place.given))
-    answer = page.dashboard.answers.ask((place.root, question), version, lambda: find(place.plan()))
-    value: T = page.current(answer)
-    return value
+
+
+def version_of(place: PlanPlace) -> Hashable:
+    """Return what differs whenever a state has changed, or another one is in its place.
+
+    Raises:
+        StateDamaged: its identity cannot be read.
+    """
+    return (id_of(place.root), last_entries(place.root), id(place.given))
 
 
 def find_place(page: Page) -> PlanPlace:
@@ -169,7 +181,7 @@ def _line(page: Page, place: PlanPlace) -> Line:
 
 def _facts(page: Page, place: PlanPlace) -> PlanFacts:
     """Return what the list says of a plan; counted again only when its state has changed."""
-    version = (last_entries(place.root), id(place.given))
+    version = version_of(place)
     known: tuple[Any, PlanFacts] | None = page.dashboard.facts.get(place.root)
     if known is not None and known[0] == version:
         return known[1]
@@ -531,6 +543,7 @@ def remembered(page: Page) -> Response:
     from ferryman.remembered.upkeep import stores
 
     place = find_place(page)
+    _check_exists(place)
     folder = place.root.parent
     found = [keeper.totals() for keeper in stores(folder)]
     own = {node.name for node in place.plan().nodes if node.kind == "step"}
@@ -551,8 +564,7 @@ def remembered(page: Page) -> Response:
 def verifications(page: Page) -> Response:
     """Show up to which wave each destination was verified, and which targets are not as they were left."""
     place = find_place(page)
-    if not place.exists:
-        raise NotFound(f"{place.root}: there is no state here yet.")
+    _check_exists(place)
     plan = place.plan()
     known = account.queries.verifications(place.root, plan)
     destinations = [n for n in plan.nodes if n.kind in ("destination", "tee")]

@@ -10,10 +10,9 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from ferryman import account
-from ferryman.account.queries import last_entries
 from ferryman.counted_picture import svg_with_counts
 from ferryman.dashboard.places import FlowPlace, IntakePlace, PlanPlace, QueuePlace, describe_error
-from ferryman.dashboard.plans import COUNTS, svg_response, totals
+from ferryman.dashboard.plans import COUNTS, svg_response, totals, version_of
 from ferryman.dashboard.web import PAGE_ROWS, NotFound, Page
 from ferryman.errors import FerrymanError, UsageError
 from ferryman.intake import Batch, Job, JobQueue, overview
@@ -120,14 +119,14 @@ def flow(page: Page) -> Response:
         rows=rows,
         joints=place.flow.joints,
         command=f"ferryman status {place.spec}",
-        version=abs(hash(tuple(last_entries(each.root) for each in place.plans.values()))),
+        version=abs(hash(tuple(version_of(each) for each in place.plans.values()))),
         refresh_s=5,
     )
 
 
 def _plan_status(page: Page, place: FlowPlace) -> dict[str, Any]:
     """Return the status of each plan of a flow; zeros of one that never ran."""
-    version = tuple((each.exists, last_entries(each.root)) for each in place.plans.values())
+    version = tuple(version_of(each) for each in place.plans.values())
 
     def find() -> dict[str, Any]:
         return {
