@@ -81,17 +81,21 @@ def text_of(driver: Any) -> str:
 
 def click(driver: Any, words: str) -> None:
     """Click on the first link or button that begins with these words, and wait for the next page."""
-    from selenium.webdriver.support.wait import WebDriverWait
-
     literal = f"'{words}'" if "'" not in words else f'"{words}"'
     for tag in ("a", "button"):
         found = driver.find_elements("xpath", f"//main//{tag}[starts-with(normalize-space(.), {literal})]")
         if found:
-            before = driver.find_element("tag name", "html")
-            found[0].click()
-            WebDriverWait(driver, WAIT_S).until(lambda _: _is_gone(before) and _is_loaded(driver))
+            _click_through(driver, found[0])
             return
     raise AssertionError(f"nothing here is called {words!r}: {text_of(driver)}")
+
+
+def _click_through(driver: Any, element: Any) -> None:
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    before = driver.find_element("tag name", "html")
+    element.click()
+    WebDriverWait(driver, WAIT_S).until(lambda _: _is_gone(before) and _is_loaded(driver))
 
 
 def _is_gone(element: Any) -> bool:

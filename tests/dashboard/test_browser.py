@@ -1,6 +1,6 @@
 """The dashboard in a real browser, behind a real proxy: what a person does, by click, by keyboard, on a phone.
 
-``FERRYMAN_SCREENSHOTS=docs/pictures pytest tests/dashboard/test_browser.py -k newcomer`` makes the pictures of the docs.
+With ``FERRYMAN_SCREENSHOTS=docs/pictures`` the story of the newcomer (``-k newcomer``) makes the pictures of the docs.
 """
 
 from __future__ import annotations

@@ -176,8 +176,8 @@ def test_an_empty_folder_says_what_to_type(tmp_path: Path, opened: Opened) -> No
 
 
 def test_a_state_that_appears_later_is_found(place: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferryman.dashboard.places._FRESH_S", 0.0)
-    monkeypatch.setattr("ferryman.dashboard.plans._FRESH_S", 1e-9)
+    monkeypatch.setattr("ferryman.dashboard.places.FRESH_S", 0.0)
+    monkeypatch.setattr("ferryman.dashboard.plans.FRESH_S", 1e-9)
     site = opened(place)
     assert "nothing to show" in site.text("/")
     world = PlanWorld(place).build()

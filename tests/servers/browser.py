@@ -69,11 +69,7 @@ class ChromiumServer(Server):
 
 def cdp(driver: Any, command: str, **parameters: Any) -> Any:
     """Give Chromium a command of its own protocol."""
-    asked = {"cmd": command, "params": parameters}
-    driver.command_executor._commands.setdefault(
-        "cdp", ("POST", "/session/$sessionId/goog/cdp/execute")
-    )  # selenium has it for a local browser only
-    return driver.execute("cdp", asked)["value"]
+    return driver.execute("executeCdpCommand", {"cmd": command, "params": parameters})["value"]
 
 
 def screenshot(driver: Any, file: Path) -> None:
@@ -84,6 +80,5 @@ def screenshot(driver: Any, file: Path) -> None:
 
 def console(driver: Any) -> list[str]:
     """What the browser complained of since it was asked last."""
-    driver.command_executor._commands.setdefault("log", ("POST", "/session/$sessionId/se/log"))
-    found = driver.execute("log", {"type": "browser"})["value"]
+    found = driver.execute("getLog", {"type": "browser"})["value"]
     return [each["message"] for each in found]

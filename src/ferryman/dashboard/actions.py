@@ -1,4 +1,4 @@
-"""What an operator has done from a page: the commands of ``retry``, ``resolve`` and ``intake``.
+"""Commands that an operator gives from a page: the commands of ``retry``, ``resolve`` and ``intake``.
 
 1. a page says what will be done, and to how many deliveries
 2. its form, with the CSRF token of the session, queues the command under the operator's name
@@ -17,7 +17,7 @@ from ferryman import account
 from ferryman.dashboard.cells import clean
 from ferryman.dashboard.plans import ask, find_place
 from ferryman.dashboard.queues import ACTIONS, find_intake, open_intake
-from ferryman.dashboard.web import Forbidden, Page
+from ferryman.dashboard.web import Forbidden, WebPage
 from ferryman.engine.commands import count_concerned
 from ferryman.errors import FerrymanError, UsageError
 from ferryman.intake import Assembly, Batch, Job, JobQueue, StateError
@@ -42,7 +42,7 @@ _SHOWN: Final = 200
 _WHY_CHARACTERS: Final = 500
 
 
-def _command(page: Page, values: Any, why: str) -> Command:
+def _command(page: WebPage, values: Any, why: str) -> Command:
     """Return the command that a form asks for.
 
     Raises:
@@ -73,7 +73,7 @@ def _typed(place: Any, command: Command, values: Any) -> str:
     return str(place.command(verb, *own, *given))
 
 
-def confirm(page: Page) -> Response:
+def confirm(page: WebPage) -> Response:
     """Show what a command will do, and to how many deliveries; nothing is done yet."""
     place, values = find_place(page), page.request.query_params
     command = _command(page, values, "")
@@ -98,7 +98,7 @@ def confirm(page: Page) -> Response:
     )
 
 
-def submit(page: Page) -> Response:
+def submit(page: WebPage) -> Response:
     """Queue a command, and apply it unless a run holds the state; then show its outcome."""
     place = find_place(page)
     page.check_may_act()
@@ -111,7 +111,7 @@ def submit(page: Page) -> Response:
     return page.redirect(f"/plans/{place.key}/outcome", message=command.message, count=count)
 
 
-def outcome(page: Page) -> Response:
+def outcome(page: WebPage) -> Response:
     """Show what has become of the deliveries that a command concerned."""
     place, message = find_place(page), page.query("message")
     counts, rows = ask(
@@ -142,7 +142,7 @@ def outcome(page: Page) -> Response:
 # --- intake ---
 
 
-def act_on_items(page: Page) -> Response:
+def act_on_items(page: WebPage) -> Response:
     """Do an action to batches, jobs or access requests; show what became of each."""
     place = find_intake(page)
     page.check_may_act()

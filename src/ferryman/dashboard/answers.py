@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 _AT_ONCE: Final = 2
 """Questions that are worked on at once: each needs ``limits.QUERY_MEMORY``."""
-_KEPT: Final = 2_000
+KEPT: Final = 2_000
 """Answers that are kept; the one that was least recently used goes first."""
 _FIRST_S: Final = 2.0
 """Seconds that a page waits for the first answer."""
-_AGAIN_S: Final = 0.15
+_AGAIN_S: Final = 0.25
 """Seconds that a page waits for a newer answer than the one it can show."""
 
 
@@ -29,7 +29,7 @@ class StillCounting(Exception):
     """A first answer takes longer than a page waits: the page says so, and asks again."""
 
 
-class Answer(NamedTuple, Generic[T]):
+class KnownAnswer(NamedTuple, Generic[T]):
     """An answer.
 
     Attributes:
@@ -47,16 +47,20 @@ class _Stored(NamedTuple):
 
 
 class Answers:
-    """Keeps answers by their questions, and works on new ones in the background."""
+    """Keeps answers by their questions, and works on new ones in the background.
+
+    Attributes:
+        first_s, again_s: seconds that are waited for a first answer; and for a newer one than the one there is.
+    """
 
     def __init__(self, first_s: float = _FIRST_S, again_s: float = _AGAIN_S) -> None:
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="answers")
         self._lock = threading.Lock()
         self._stored: OrderedDict[Hashable, _Stored] = OrderedDict()
         self._running: dict[Hashable, Future[_Stored]] = {}
-        self._first_s, self._again_s = first_s, again_s
+        self.first_s, self.again_s = first_s, again_s
 
-    def ask(self, question: Hashable, version: Hashable, find: Callable[[], T]) -> Answer[T]:
+    def ask(self, question: Hashable, version: Hashable, find: Callable[[], T]) -> KnownAnswer[T]:
         """Return the answer to a question.
 
         Args:
@@ -71,26 +75,26 @@ class Answers:
             if stored is not None:
                 self._stored.move_to_end(question)
                 if stored.version == version:
-                    return Answer(stored.value, None)
+                    return KnownAnswer(stored.value, None)
             future = self._running.get(question)
             if future is None:
                 future = self._running[question] = self._pool.submit(self._find, question, version, find)
         try:
-            found = future.result(self._first_s if stored is None else self._again_s)
+            found = future.result(self.first_s if stored is None else self.again_s)
         except TimeoutError:
             if not future.done():
                 if stored is None:
                     raise StillCounting from None
-                return Answer(cast(T, stored.value), stored.at)
+                return KnownAnswer(cast(T, stored.value), stored.at)
             raise
-        return Answer(cast(T, found.value), None if found.version == version else found.at)
+        return KnownAnswer(cast(T, found.value), None if found.version == version else found.at)
 
     def _find(self, question: Hashable, version: Hashable, find: Callable[[], Any]) -> _Stored:
         try:
             found = _Stored(version, find(), time.time())
             with self._lock:
                 self._stored[question] = found
-                while len(self._stored) > _KEPT:
+                while len(self._stored) > KEPT:
                     self._stored.popitem(last=False)
             return found
         finally:

@@ -18,7 +18,7 @@ from ferryman.dashboard import actions, plans, queues
 from ferryman.dashboard.answers import Answers
 from ferryman.dashboard.guard import COOKIE, LOGIN, Guard, Settings
 from ferryman.dashboard.places import Places
-from ferryman.dashboard.web import FOLDER, Dashboard, Handler, NotFound, Page, endpoint
+from ferryman.dashboard.web import FOLDER, Dashboard, Handler, NotFound, WebPage, endpoint
 from ferryman.errors import UsageError
 
 PAGES: Final[dict[str, Handler]] = {
@@ -54,12 +54,12 @@ _HEADER_BYTES: Final = 64 << 10
 _LONGEST_WAIT_S: Final = 5
 
 
-def login_page(page: Page) -> Response:
+def login_page(page: WebPage) -> Response:
     """Ask for a token."""
     return page.render("login.html", title="Token", wrong=False, next=page.query("next"))
 
 
-def login(page: Page) -> Response:
+def login(page: WebPage) -> Response:
     """Open a session for whoever has the token, and go on to the page that was asked for."""
     token = page.guard.find_token(page.form.get("token", ""))
     if token is None:
@@ -79,7 +79,7 @@ def login(page: Page) -> Response:
     return response
 
 
-def logout(page: Page) -> Response:
+def logout(page: WebPage) -> Response:
     """End the session."""
     page.check_form()
     page.guard.close_session(page.request.state.session)
@@ -88,7 +88,7 @@ def logout(page: Page) -> Response:
     return response
 
 
-def _not_found(page: Page) -> Response:
+def _not_found(page: WebPage) -> Response:
     raise NotFound("There is no such page here.")
 
 

@@ -1,4 +1,4 @@
-"""What a dashboard shows: states, queues and intake queues in folders, and plans and flows that were named."""
+"""Search for what a dashboard shows: states, queues and intake queues in folders; plans and flows that were named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEPTH: Final = 3
 """Levels of folders below a named one that are searched."""
 _FOLDERS: Final = 5_000
 """Folders that are searched at most."""
-_FRESH_S: Final = 2.0
+FRESH_S: Final = 2.0
 """Seconds for which a search counts as current."""
 _PLAN_FILES: Final = 100
 """Files of a folder in which the name of a plan is looked for, at most."""
@@ -143,7 +143,7 @@ class Places:
     def find(self) -> Found:
         """Return what there is now, as of a moment ago."""
         with self._lock:
-            if self._found is None or time.monotonic() - self._found[0] >= _FRESH_S:
+            if self._found is None or time.monotonic() - self._found[0] >= FRESH_S:
                 self._found = (time.monotonic(), self._search())
             return self._found[1]
 

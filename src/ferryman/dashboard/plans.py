@@ -15,7 +15,7 @@ from ferryman.account import families
 from ferryman.account.queries import last_entries, running
 from ferryman.counted_picture import svg_with_counts
 from ferryman.dashboard.places import PlanPlace, describe_error
-from ferryman.dashboard.web import PAGE_ROWS, NotFound, Page
+from ferryman.dashboard.web import PAGE_ROWS, NotFound, WebPage
 from ferryman.errors import FerrymanError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.plan.paths import target_of
@@ -38,13 +38,13 @@ _REASONS: Final = 100
 _REASONS_SHOWN: Final = 3
 """Reasons that are asked for; and shown on the first page of a plan."""
 _PLANS: Final = 100
-_FRESH_S: Final = 2.0
+FRESH_S: Final = 2.0
 """Seconds for which the list of all plans counts as current."""
 _OLD_S: Final = 15.0
 """Seconds from which on the list says how old it is."""
 
 
-class Line(NamedTuple):
+class PlanLine(NamedTuple):
     """A plan in the list of all.
 
     Attributes:
@@ -62,7 +62,7 @@ class Line(NamedTuple):
 
 
 class PlanFacts(NamedTuple):
-    """What the list of all plans says of one, but for what runs.
+    """Facts about a plan for the list of all, but for what runs.
 
     Attributes:
         last: when its last wave began.
@@ -76,7 +76,7 @@ class PlanFacts(NamedTuple):
 _ORDER: Final = ("bad", "waits", "busy", "good", "none")
 
 
-def ask(page: Page, place: PlanPlace, question: Hashable, find: Callable[[Plan], T]) -> T:
+def ask(page: WebPage, place: PlanPlace, question: Hashable, find: Callable[[Plan], T]) -> T:
     """Return the answer to a question about a plan, kept until its state changes.
 
     Raises:
@@ -105,7 +105,7 @@ def version_of(place: PlanPlace) -> Hashable:
     return (id_of(place.root), last_entries(place.root), id(place.given))
 
 
-def find_place(page: Page) -> PlanPlace:
+def find_place(page: WebPage) -> PlanPlace:
     """Return the plan that a page is about.
 
     Raises:
@@ -117,7 +117,7 @@ def find_place(page: Page) -> PlanPlace:
     return place
 
 
-def status_of(page: Page, place: PlanPlace) -> dict[str, Any]:
+def status_of(page: WebPage, place: PlanPlace) -> dict[str, Any]:
     """Return what ``status --json`` says, but for what is running."""
     return ask(page, place, "status", lambda plan: account.status(place.root, plan))
 
@@ -130,10 +130,10 @@ def totals(status: Mapping[str, Any]) -> dict[str, int]:
 # --- all plans ---
 
 
-def plans(page: Page) -> Response:
+def plans(page: WebPage) -> Response:
     """Show all plans, those in trouble first."""
     now = time.time()
-    answer = page.dashboard.answers.ask("plans", now // _FRESH_S, lambda: _lines(page))
+    answer = page.dashboard.answers.ask("plans", now // FRESH_S, lambda: _lines(page))
     lines = answer.value
     if answer.as_of is not None and now - answer.as_of > _OLD_S:
         page.current(answer)
@@ -152,23 +152,23 @@ def plans(page: Page) -> Response:
     )
 
 
-def _lines(page: Page) -> list[Line]:
+def _lines(page: WebPage) -> list[PlanLine]:
     lines = [_line(page, place) for place in page.found.plans.values()]
     return sorted(lines, key=lambda line: (_ORDER.index(line.level), line.place.key))
 
 
-def _line(page: Page, place: PlanPlace) -> Line:
+def _line(page: WebPage, place: PlanPlace) -> PlanLine:
     """Return a plan's line; whatever is wrong with its state is in it."""
     nothing = dict.fromkeys(COUNTS, 0)
     try:
         if not place.exists:
-            return Line(place, "none", "never ran", nothing, None, "", None, "")
+            return PlanLine(place, "none", "never ran", nothing, None, "", None, "")
         facts = _facts(page, place)
         active = running(place.root)
     except Exception as e:
         verdict = type(e).__name__ if isinstance(e, FerrymanError) else "error"
         names = {"StateDamaged": "damaged", "UsageError": "no state"}
-        return Line(place, "bad", names.get(verdict, verdict), nothing, None, "", None, describe_error(e))
+        return PlanLine(place, "bad", names.get(verdict, verdict), nothing, None, "", None, describe_error(e))
     counts = totals(facts.status)
     level, verdict = verdict_of(place, facts.status, counts, active, facts.stopped)
     until = None if active is None else active["until"]
@@ -176,10 +176,10 @@ def _line(page: Page, place: PlanPlace) -> Line:
     if active is not None and active["phase"] and active["done"] and (since := active["phase_since"]):
         seconds = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(since)).total_seconds()
         pace = f"{active['done'] / max(seconds, 1):.0f}/s"
-    return Line(place, level, verdict, counts, facts.last, pace, until, "")
+    return PlanLine(place, level, verdict, counts, facts.last, pace, until, "")
 
 
-def _facts(page: Page, place: PlanPlace) -> PlanFacts:
+def _facts(page: WebPage, place: PlanPlace) -> PlanFacts:
     """Return what the list says of a plan; counted again only when its state has changed."""
     version = version_of(place)
     known: tuple[Any, PlanFacts] | None = page.dashboard.facts.get(place.root)
@@ -200,7 +200,7 @@ def verdict_of(
     active: Mapping[str, Any] | None,
     stopped: list[dict[str, Any]],
 ) -> tuple[str, str]:
-    """Return the level of a plan (see ``Line``) and its state in words."""
+    """Return the level of a plan (see ``PlanLine``) and its state in words."""
     if files.exists(place.root / MIGRATED):
         return "none", "replaced by a newer version"
     if not status["balanced"]:
@@ -219,7 +219,7 @@ def verdict_of(
 # --- one plan ---
 
 
-def plan(page: Page) -> Response:
+def plan(page: WebPage) -> Response:
     """Show one plan: the picture, what runs, what is left, which nodes are in trouble."""
     place = find_place(page)
     status = status_of(page, place)
@@ -286,7 +286,7 @@ def _nodes(plan: Plan, status: Mapping[str, Any], by_node: Mapping[str, Mapping[
     return rows
 
 
-def picture(page: Page) -> Response:
+def picture(page: WebPage) -> Response:
     """Draw the plan with its counts."""
     place = find_place(page)
     status = status_of(page, place)
@@ -308,12 +308,12 @@ def svg_response(text: str) -> Response:
 FILTERS: Final = ("status", "destination", "source", "family", "reason")
 
 
-def filters_of(page: Page, values: Mapping[str, str]) -> dict[str, Any]:
+def filters_of(page: WebPage, values: Mapping[str, str]) -> dict[str, Any]:
     """Return the filters that are set."""
     return {name: values[name] for name in FILTERS if values.get(name)}
 
 
-def failures(page: Page) -> Response:
+def failures(page: WebPage) -> Response:
     """Show what has not arrived, by reason; and the deliveries that pass the filters."""
     place = find_place(page)
     filters = filters_of(page, page.request.query_params)
@@ -366,7 +366,7 @@ def _why(row: Mapping[str, Any]) -> str:
 # --- documents ---
 
 
-def document(page: Page) -> Response:
+def document(page: WebPage) -> Response:
     """Show all that happened to a document, its family, and what an operator can do."""
     place = find_place(page)
     id = page.query("id")
@@ -470,7 +470,7 @@ def _original(plan: Plan, event: Mapping[str, Any]) -> tuple[str, str]:
 # --- runs ---
 
 
-def runs(page: Page) -> Response:
+def runs(page: WebPage) -> Response:
     """Show the last waves as bars; and one wave's events."""
     place = find_place(page)
     waves = ask(page, place, ("waves", _WAVES), lambda plan: account.waves(place.root, _WAVES, plan))
@@ -507,7 +507,7 @@ def runs(page: Page) -> Response:
 # --- state by key, what is remembered, verifications ---
 
 
-def states(page: Page) -> Response:
+def states(page: WebPage) -> Response:
     """Show the keyed nodes of a plan, and look up a key."""
     place = find_place(page)
     plan = place.plan()
@@ -537,7 +537,7 @@ def states(page: Page) -> Response:
     )
 
 
-def remembered(page: Page) -> Response:
+def remembered(page: WebPage) -> Response:
     """Show what steps of the plans beside this one remember, and what that saved."""
     from ferryman.remembered.bill import dollars
     from ferryman.remembered.upkeep import stores
@@ -561,7 +561,7 @@ def remembered(page: Page) -> Response:
     )
 
 
-def verifications(page: Page) -> Response:
+def verifications(page: WebPage) -> Response:
     """Show up to which wave each destination was verified, and which targets are not as they were left."""
     place = find_place(page)
     _check_exists(place)

@@ -13,7 +13,7 @@ from ferryman import account
 from ferryman.counted_picture import svg_with_counts
 from ferryman.dashboard.places import FlowPlace, IntakePlace, PlanPlace, QueuePlace, describe_error
 from ferryman.dashboard.plans import COUNTS, svg_response, totals, version_of
-from ferryman.dashboard.web import PAGE_ROWS, NotFound, Page
+from ferryman.dashboard.web import PAGE_ROWS, NotFound, WebPage
 from ferryman.errors import FerrymanError, UsageError
 from ferryman.intake import Batch, Job, JobQueue, overview
 from ferryman.intake.audit import without_secrets
@@ -31,13 +31,13 @@ ACTIONS: Final = ("hold", "release", "requeue", "fail", "prioritize", "report")
 # --- queues ---
 
 
-def queues(page: Page) -> Response:
+def queues(page: WebPage) -> Response:
     """Show all queues, with their readers and how far they are behind."""
     rows = [_queue_row(place) for place in page.found.queues.values()]
     return page.render("queues.html", title="Queues", rows=rows, command=_queues_command(page, "list"), refresh_s=5)
 
 
-def _queues_command(page: Page, verb: str, *rest: str) -> str:
+def _queues_command(page: WebPage, verb: str, *rest: str) -> str:
     folder = next((str(place.folder.parent) for place in page.found.queues.values()), "queues")
     return " ".join(["ferryman", "queue", verb, *rest, "--queues", folder])
 
@@ -55,7 +55,7 @@ def _queue_row(place: QueuePlace) -> dict[str, Any]:
     return {**row, "first": first, "last": last, "kept": last - first + 1, "readers": behind}
 
 
-def queue(page: Page) -> Response:
+def queue(page: WebPage) -> Response:
     """Show one queue, and some of its messages."""
     place = page.found.queues.get(page.path("queue"))
     if place is None:
@@ -90,20 +90,20 @@ def _ends(place: QueuePlace, row: dict[str, Any]) -> list[Any]:
 # --- flows ---
 
 
-def flows(page: Page) -> Response:
+def flows(page: WebPage) -> Response:
     """Show the flows whose files were named."""
     return page.render(
         "flows.html", title="Flows", flows=list(page.found.flows.values()), command="ferryman dashboard flow.py"
     )
 
 
-def _find_flow(page: Page) -> FlowPlace:
+def _find_flow(page: WebPage) -> FlowPlace:
     if (place := page.found.flows.get(page.path("flow"))) is None:
         raise NotFound(f"{page.path('flow')}: there is no such flow here.")
     return place
 
 
-def flow(page: Page) -> Response:
+def flow(page: WebPage) -> Response:
     """Show one flow: its picture, and the counts of its plans."""
     place = _find_flow(page)
     rows = []
@@ -124,7 +124,7 @@ def flow(page: Page) -> Response:
     )
 
 
-def _plan_status(page: Page, place: FlowPlace) -> dict[str, Any]:
+def _plan_status(page: WebPage, place: FlowPlace) -> dict[str, Any]:
     """Return the status of each plan of a flow; zeros of one that never ran."""
     version = tuple(version_of(each) for each in place.plans.values())
 
@@ -145,7 +145,7 @@ def _nothing_yet(place: PlanPlace) -> dict[str, Any]:
     return {"waves": 0, "balanced": True, "sources": {}, "destinations": destinations}
 
 
-def flow_picture(page: Page) -> Response:
+def flow_picture(page: WebPage) -> Response:
     """Draw a flow with the counts of its plans."""
     place = _find_flow(page)
     statuses = _plan_status(page, place)
@@ -163,7 +163,7 @@ def open_intake(place: IntakePlace) -> Iterator[JobQueue]:
         yield opened
 
 
-def find_intake(page: Page) -> IntakePlace:
+def find_intake(page: WebPage) -> IntakePlace:
     """Return the intake queue that a page is about.
 
     Raises:
@@ -174,7 +174,7 @@ def find_intake(page: Page) -> IntakePlace:
     return place
 
 
-def intakes(page: Page) -> Response:
+def intakes(page: WebPage) -> Response:
     """Show the intake queues."""
     rows = []
     for place in page.found.intakes.values():
@@ -188,7 +188,7 @@ def intakes(page: Page) -> Response:
     )
 
 
-def intake(page: Page) -> Response:
+def intake(page: WebPage) -> Response:
     """Show one intake queue: batches, jobs and access requests by state."""
     place = find_intake(page)
     kind = page.query("kind") or "batches"
@@ -255,7 +255,7 @@ def _access_row(opened: JobQueue, id: str) -> dict[str, Any]:
         return {"id": id, "status": None, "last_modified": "", "message": str(e), "token": {}}
 
 
-def item(page: Page) -> Response:
+def item(page: WebPage) -> Response:
     """Show everything about a batch, a job or an access request."""
     place, id = find_intake(page), page.query("id")
     with open_intake(place) as opened:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ferryman.dashboard import cells
-from ferryman.dashboard.answers import Answer, Answers, StillCounting
+from ferryman.dashboard.answers import Answers, KnownAnswer, StillCounting
 from ferryman.dashboard.guard import Guard, Person, Settings
 from ferryman.dashboard.places import Found, Places, describe_error
 from ferryman.errors import FerrymanError, UsageError
@@ -39,7 +39,7 @@ class Forbidden(FerrymanError):
 
 
 class Dashboard:
-    """What all pages share.
+    """Objects that all pages share.
 
     Attributes:
         facts: root of a state -> (version, what the list of all plans says of it).
@@ -61,7 +61,7 @@ class Dashboard:
         self.templates.globals.update(plural=plural, rate=cells.rate)
 
 
-class Page:
+class WebPage:
     """One request for a page: what it asks for, and how it is answered."""
 
     def __init__(self, dashboard: Dashboard, request: Request, form: Mapping[str, str]) -> None:
@@ -69,7 +69,7 @@ class Page:
         self.request = request
         self.form = form
         self.oldest: float | None = None
-        """As of when the oldest answer on this page is; None: all are current."""
+        """Time of the oldest answer on this page; None: all are current."""
 
     @property
     def base(self) -> str:
@@ -115,7 +115,7 @@ class Page:
         query = urlencode(given, errors="surrogateescape")
         return f"{self.base}{path}" + (f"?{query}" if query else "")
 
-    def current(self, answer: Answer[Any]) -> Any:
+    def current(self, answer: KnownAnswer[Any]) -> Any:
         """Return an answer's value, and note how old it is."""
         if answer.as_of is not None:
             self.oldest = min(self.oldest or answer.as_of, answer.as_of)
@@ -164,7 +164,7 @@ class Page:
             raise Forbidden(f"{self.person.name} is a reader here, and may not act.")
 
 
-Handler = Callable[[Page], Response]
+Handler = Callable[[WebPage], Response]
 
 
 def endpoint(dashboard: Dashboard, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -174,7 +174,7 @@ def endpoint(dashboard: Dashboard, handler: Handler) -> Callable[[Request], Awai
         form = await _read_form(request) if request.method == "POST" else {}
         if form is None:
             return Response("This form is too large.\n", 413)
-        page = Page(dashboard, request, form)
+        page = WebPage(dashboard, request, form)
         return await run_in_threadpool(_guarded, page, handler)
 
     return answer
@@ -194,7 +194,7 @@ async def _read_form(request: Request) -> dict[str, str] | None:
         return {}
 
 
-def _guarded(page: Page, handler: Handler) -> Response:
+def _guarded(page: WebPage, handler: Handler) -> Response:
     try:
         return handler(page)
     except StillCounting:
