@@ -178,6 +178,17 @@ def test_jobs_are_held_released_failed_and_requeued(intake: JobQueue, tmp_path: 
     assert site.fill_in(f"{key}/act", f"{key}/item?id={job}", action="delete", ids=job).status_code == 403
 
 
+def test_several_jobs_are_ticked(intake: JobQueue, tmp_path: Path, opened: Opened) -> None:
+    site = opened(tmp_path, allow_actions=True)
+    [key] = re.findall(r'href="(/intake/[^"?]+)"', site.get("/intake").text)[:1]
+    page = site.get(key, params={"kind": "jobs"}).text
+    ids = re.findall(r'type="checkbox" name="ids" value="([^"]+)"', page)
+    assert ids == intake.list_jobs()
+    csrf = re.findall(r'name="csrf" value="([^"]+)"', page)[0]
+    site.post(f"{key}/act", data={"csrf": csrf, "action": "hold", "ids": ids})
+    assert {intake.load_job(id).status for id in ids} == {"Held"}
+
+
 def test_the_intake_is_paused_and_resumed(intake: JobQueue, tmp_path: Path, opened: Opened) -> None:
     site = opened(tmp_path, allow_actions=True)
     [key] = re.findall(r'href="(/intake/[^"?]+)"', site.get("/intake").text)[:1]

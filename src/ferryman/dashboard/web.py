@@ -27,7 +27,7 @@ PAGE_ROWS: Final = 50
 PAGES_MAX: Final = 200
 """Pages that one can turn; what is behind them is found with a filter."""
 _FORM_BYTES: Final = 64 << 10
-_FIELDS: Final = 100
+_FIELDS: Final = 200
 
 
 class NotFound(FerrymanError):
@@ -189,9 +189,13 @@ async def _read_form(request: Request) -> dict[str, str] | None:
             return None
     try:
         text = body.decode("ascii")
-        return dict(parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=_FIELDS))
+        pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=_FIELDS)
     except ValueError:
         return {}
+    form: dict[str, str] = {}
+    for name, value in pairs:  # boxes of one name that are ticked are one value, with blanks between
+        form[name] = f"{form[name]} {value}" if name in form else value
+    return form
 
 
 def _guarded(page: WebPage, handler: Handler) -> Response:
