@@ -73,6 +73,8 @@ def own_world(place: Path) -> PlanWorld:
 class Site(TestClient):
     """A dashboard, asked as a browser asks it."""
 
+    answers: Answers
+
     def text(self, path: str, code: int = 200, **parameters: str) -> str:
         """Return what a page says, without markup, on one line."""
         response = self.get(path, params=parameters or None)
@@ -103,7 +105,9 @@ def opened() -> Iterator[Opened]:
         answers.append(Answers(first_s=60.0, again_s=60.0))
         app = make_app([*map(str, named)], Settings(tokens=parse_tokens(tokens), **settings), answers[-1])
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        return Site(app, base_url="http://localhost", headers=headers)
+        site = Site(app, base_url="http://localhost", headers=headers)
+        site.answers = answers[-1]
+        return site
 
     yield open_site
     for each in answers:

@@ -55,6 +55,14 @@ def test_one_question_is_worked_on_once_however_many_ask() -> None:
     assert len(asked) == 1
 
 
+def test_a_page_waits_once_for_all_its_answers() -> None:
+    """However many questions a page has: what it has waited for one is taken from the patience for the next."""
+    answers, gate = Answers(first_s=60), threading.Event()
+    with pytest.raises(StillCounting):
+        answers.ask("q", 1, lambda: gate.wait(60), waited_s=60)
+    gate.set()
+
+
 def test_an_error_is_raised_and_not_kept() -> None:
     answers = Answers(first_s=60)
     with pytest.raises(ValueError, match="damaged"):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +68,32 @@ def test_a_plan_says_what_status_says(world: PlanWorld, opened: Opened) -> None:
     picture = site.get(f"{PLAN}/picture.svg")
     assert picture.headers["content-type"] == "image/svg+xml"
     assert f"{world.counts()['delivered']} delivered" in picture.text
+
+
+def test_a_plan_is_shown_while_parts_of_it_are_counted(world: PlanWorld, opened: Opened, monkeypatch: Any) -> None:
+    """The page comes with its counts, says that the rest follows, and has it soon after."""
+    gate = threading.Event()
+    real = account.reasons
+
+    def reasons(*args: Any, **options: Any) -> Any:
+        gate.wait(60)
+        return real(*args, **options)
+
+    monkeypatch.setattr(account, "reasons", reasons)
+    site = opened(world.state)
+    site.answers.first_s = 0.5
+    text = _until(site, lambda text: "5 delivered" in text)
+    assert "Parts of this page are being counted" in text
+    gate.set()
+    assert "is torn" in _until(site, lambda text: "being counted" not in text)
+
+
+def _until(site: Any, holds: Callable[[str], bool]) -> str:
+    """Load the plan's page until it says something: as its own refresh does."""
+    deadline = time.monotonic() + 60
+    while not holds(text := site.text(PLAN)):
+        assert time.monotonic() < deadline, text
+    return text
 
 
 def test_failures_are_grouped_by_reason(world: PlanWorld, opened: Opened) -> None:

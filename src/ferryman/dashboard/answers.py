@@ -60,12 +60,15 @@ class Answers:
         self._running: dict[Hashable, Future[_Stored]] = {}
         self.first_s, self.again_s = first_s, again_s
 
-    def ask(self, question: Hashable, version: Hashable, find: Callable[[], T]) -> KnownAnswer[T]:
+    def ask(
+        self, question: Hashable, version: Hashable, find: Callable[[], T], waited_s: float = 0.0
+    ) -> KnownAnswer[T]:
         """Return the answer to a question.
 
         Args:
             version: of what it is about; an answer of the same version is current.
             find: finds the answer.
+            waited_s: seconds that the page has waited for other answers.
 
         Raises:
             StillCounting: there is no answer yet.
@@ -80,7 +83,8 @@ class Answers:
             if future is None:
                 future = self._running[question] = self._pool.submit(self._find, question, version, find)
         try:
-            found = future.result(self.first_s if stored is None else self.again_s)
+            longest_s = self.first_s if stored is None else self.again_s
+            found = future.result(max(0.0, longest_s - waited_s))
         except TimeoutError:
             if not future.done():
                 if stored is None:

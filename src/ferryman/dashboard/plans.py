@@ -14,11 +14,13 @@ from ferryman import account
 from ferryman.account import families
 from ferryman.account.queries import last_entries, running
 from ferryman.counted_picture import svg_with_counts
+from ferryman.dashboard.answers import StillCounting
 from ferryman.dashboard.places import PlanPlace, describe_error
 from ferryman.dashboard.web import PAGE_ROWS, NotFound, WebPage
 from ferryman.errors import FerrymanError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.plan.paths import target_of
+from ferryman.plan.picture import svg
 from ferryman.plan.picture.textual import type_name
 from ferryman.records.keys import KeyStates
 from ferryman.records.rows import display_status, reason_of, traceback_of
@@ -83,7 +85,9 @@ def ask(page: WebPage, place: PlanPlace, question: Hashable, find: Callable[[Pla
         NotFound: there is no state.
     """
     _check_exists(place)
-    answer = page.dashboard.answers.ask((place.root, question), version_of(place), lambda: find(place.plan()))
+    answer = page.dashboard.answers.ask(
+        (place.root, question), version_of(place), lambda: find(place.plan()), time.monotonic() - page.began
+    )
     value: T = page.current(answer)
     return value
 
@@ -94,6 +98,16 @@ def _check_exists(place: PlanPlace) -> None:
             f"{place.root}: there is no state here yet: nothing has run, or it was removed. "
             f"Next: {place.command('run')}"
         )
+
+
+def ask_for_part(page: WebPage, place: PlanPlace, question: Hashable, find: Callable[[Plan], T], nothing: T) -> T:
+    """Return the answer to a question, or nothing if it is not there yet: the page is shown without that part, and
+    refreshes itself."""
+    try:
+        return ask(page, place, question, find)
+    except StillCounting:
+        page.is_counting = True
+        return nothing
 
 
 def version_of(place: PlanPlace) -> Hashable:
@@ -225,18 +239,23 @@ def plan(page: WebPage) -> Response:
     status = status_of(page, place)
     plan = place.plan()
     active = running(place.root)
-    stopped = ask(page, place, "stopped", lambda plan: account.stopped(place.root, plan))
+    nothing: list[dict[str, Any]] = []
+    stopped = ask_for_part(page, place, "stopped", lambda plan: account.stopped(place.root, plan), nothing)
     counts = totals(status)
     activity = {} if active is None else {name: active[name] for name in ("wave", "phase")}
     pending = []
     if counts["pending"]:
         question = ("pending", str(activity), str(active and active["until"]))
-        pending = ask(page, place, question, lambda plan: account.pending_reasons(place.root, plan))
-    reasons: list[dict[str, Any]] = []
+        pending = ask_for_part(page, place, question, lambda plan: account.pending_reasons(place.root, plan), nothing)
+    reasons = nothing
     if any(counts[name] for name in RED):
-        found = ask(page, place, ("reasons",), lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS))
+        found = ask_for_part(
+            page, place, ("reasons",), lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS), nothing
+        )
         reasons = [each for each in found if each["status"] in RED]
-    by_node = ask(page, place, "by_node", lambda plan: account.by_node(place.root, plan))
+    no_counts: dict[str, dict[str, int]] = {}
+    by_node = ask_for_part(page, place, "by_node", lambda plan: account.by_node(place.root, plan), no_counts)
+    waves = ask_for_part(page, place, "waves", lambda plan: account.waves(place.root, 5, plan), nothing)
     level, verdict = verdict_of(place, status, counts, active, stopped)
     return page.render(
         "plan.html",
@@ -253,10 +272,10 @@ def plan(page: WebPage) -> Response:
         level=level,
         verdict=verdict,
         nodes=_nodes(plan, status, by_node),
-        waves=ask(page, place, "waves", lambda plan: account.waves(place.root, 5, plan)),
+        waves=waves,
         is_keyed=bool(keyed_nodes(plan.nodes)),
         migrated=files.exists(place.root / MIGRATED),
-        version=abs(hash((last_entries(place.root), str(activity)))),
+        version=abs(hash((last_entries(place.root), str(activity), page.is_counting))),
         command=place.command("status"),
         refresh_s=3 if active else 10,
     )
@@ -287,14 +306,17 @@ def _nodes(plan: Plan, status: Mapping[str, Any], by_node: Mapping[str, Mapping[
 
 
 def picture(page: WebPage) -> Response:
-    """Draw the plan with its counts."""
+    """Draw the plan with its counts; without them, as long as they are being counted."""
     place = find_place(page)
     status = status_of(page, place)
 
     def draw(plan: Plan) -> str:
         return svg_with_counts(plan, {plan.name: (plan, place.root)}, {plan.name: status})
 
-    return svg_response(ask(page, place, "picture", draw))
+    try:
+        return svg_response(ask(page, place, "picture", draw))
+    except StillCounting:
+        return svg_response(svg(place.plan()))
 
 
 def svg_response(text: str) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -68,6 +69,9 @@ class WebPage:
         self.dashboard = dashboard
         self.request = request
         self.form = form
+        self.began = time.monotonic()
+        self.is_counting = False
+        """Whether a part of this page has no answer yet."""
         self.oldest: float | None = None
         """Time of the oldest answer on this page; None: all are current."""
 
@@ -132,10 +136,13 @@ class WebPage:
             "allow_actions": settings.allow_actions,
             "has_tokens": bool(settings.tokens) and bool(self.request.state.session),
             "as_of": self.oldest,
+            "is_counting": self.is_counting,
             "command": "",
             "refresh_s": 0,
             "crumbs": (),
         }
+        if self.is_counting:
+            values["refresh_s"] = 2
         text = self.dashboard.templates.get_template(template).render({**shared, **values})
         return HTMLResponse(text.encode("utf-8", "replace"), code)
 
