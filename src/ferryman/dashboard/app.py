@@ -150,6 +150,7 @@ def serve(app: Guard, announce: Any) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((settings.host, settings.port))
+        sock.listen()  # whoever reads the URL may connect at once
     except OSError as e:
         sock.close()
         raise UsageError(
