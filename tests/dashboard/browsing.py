@@ -17,6 +17,8 @@ from tests.servers.cache import Missing, cached
 
 AXE: Final = "4.14.1"
 WAIT_S: Final = 60.0
+COUNTING: Final = ("nobody has asked this since it changed", "are being counted", "is being counted")
+"""Words of a page that refreshes itself until it has its answers."""
 
 
 @contextmanager
@@ -75,19 +77,32 @@ def overflow(driver: Any) -> int:
 
 
 def text_of(driver: Any) -> str:
-    """What the page says."""
-    return " ".join(driver.find_element("tag name", "body").text.split())
+    """What the page says, once it has counted."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    WebDriverWait(driver, WAIT_S).until(lambda _: not any(words in _text(driver) for words in COUNTING), "counts")
+    return _text(driver)
+
+
+def _text(driver: Any) -> str:
+    from selenium.common.exceptions import StaleElementReferenceException
+
+    try:
+        return " ".join(driver.find_element("tag name", "body").text.split())
+    except StaleElementReferenceException:  # the page was refreshed meanwhile
+        return COUNTING[0]
 
 
 def click(driver: Any, words: str) -> None:
     """Click on the first link or button that begins with these words, and wait for the next page."""
+    text = text_of(driver)
     literal = f"'{words}'" if "'" not in words else f'"{words}"'
     for tag in ("a", "button"):
         found = driver.find_elements("xpath", f"//main//{tag}[starts-with(normalize-space(.), {literal})]")
         if found:
             _click_through(driver, found[0])
             return
-    raise AssertionError(f"nothing here is called {words!r}: {text_of(driver)}")
+    raise AssertionError(f"nothing here is called {words!r}: {text}")
 
 
 def _click_through(driver: Any, element: Any) -> None:

@@ -98,6 +98,7 @@ def test_all_pages_fit_and_are_accessible(width: int, dark: bool, site: str, chr
 def _look_at(driver: Any, site: str, paths: tuple[str, ...]) -> None:
     for path in paths:
         driver.get(site + path)
+        text_of(driver)
         assert overflow(driver) <= 0, path
         assert _axe(driver) == [], path
         assert [line for line in console(driver) if "404" not in line] == [], path
@@ -116,6 +117,7 @@ def test_a_retry_by_click_and_by_keyboard(tmp_path: Path, chromium: ChromiumServ
             assert "1 delivery: 1 pending" in text_of(driver)
         with chromium.open(400) as driver:
             driver.get(f"{url}{PLAN}/confirm?verb=retry&document=bad1")
+            text_of(driver)
             field = driver.switch_to.active_element
             assert field.get_attribute("name") == "why"
             field.send_keys("glued" + Keys.ENTER)
@@ -237,14 +239,17 @@ def test_a_newcomer_finds_the_broken_files_of_the_demo(demo: Path, chromium: Chr
             _settle(driver)
             screenshot(driver, pictures / "dashboard-plan.png")
             click(driver, "broken/undecodable.txt")
+            text_of(driver)
             screenshot(driver, pictures / "dashboard-document.png")
             click(driver, "Retry it")
+            text_of(driver)
             screenshot(driver, pictures / "dashboard-confirm.png")
             click(driver, "Retry 1 delivery")
             assert "1 delivery: 1 pending" in text_of(driver)
             assert "ferryman run ferryman-demo/plan.py --state ferryman-demo/state" in text_of(driver)
         with chromium.open(400, 800, dark=True) as driver:
             driver.get(f"{url}/plans/standard-library-v1")
+            text_of(driver)
             _settle(driver)
             screenshot(driver, pictures / "dashboard-phone.png")
     plan, state = load_plan(str(demo / "ferryman-demo" / "plan.py")), demo / "ferryman-demo" / "state"

@@ -14,6 +14,7 @@ import pytest
 from ferryman import account
 from ferryman.dashboard.app import PAGES
 from ferryman.dashboard.recorded import recorded_plan
+from ferryman.engine.commands import count_concerned
 from ferryman.plan import Plan
 from ferryman.queues import Queue
 from tests.dashboard.conftest import Opened
@@ -86,6 +87,26 @@ def test_a_plan_is_shown_while_parts_of_it_are_counted(world: PlanWorld, opened:
     assert "Parts of this page are being counted" in text
     gate.set()
     assert "is torn" in _until(site, lambda text: "being counted" not in text)
+
+
+def test_a_page_that_has_to_count_first_loads_itself_again(world: PlanWorld, opened: Opened, monkeypatch: Any) -> None:
+    """As a whole, by a header, so that a form that follows is there too."""
+    gate = threading.Event()
+    real = count_concerned
+
+    def count(*args: Any) -> int:
+        gate.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr("ferryman.dashboard.actions.count_concerned", count)
+    site = opened(world.state)
+    site.answers.first_s = 0.01
+    response = site.get(f"{PLAN}/confirm", params={"verb": "retry", "status": "failed"})
+    assert "nobody has asked this" in response.text
+    assert response.headers["refresh"] == "2"
+    gate.set()
+    site.answers.first_s = 60
+    assert "Retry: 2 deliveries" in site.text(f"{PLAN}/confirm", verb="retry", status="failed")
 
 
 def _until(site: Any, holds: Callable[[str], bool]) -> str:

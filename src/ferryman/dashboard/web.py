@@ -209,7 +209,9 @@ def _guarded(page: WebPage, handler: Handler) -> Response:
     try:
         return handler(page)
     except StillCounting:
-        return page.render("counting.html", title="Counting", refresh_s=2)
+        response = page.render("counting.html", title="Counting")
+        response.headers["refresh"] = "2"  # the whole page: what follows may have other parts than this one
+        return response
     except NotFound as e:
         return page.render("error.html", 404, title="Not there", text=str(e))
     except Forbidden as e:
