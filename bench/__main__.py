@@ -37,6 +37,7 @@ OTHERS = (
     "retry_wave",
     "memory",
     "questions",
+    "dashboard",
     "postgres",
     "extract",
     "text",

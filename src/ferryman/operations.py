@@ -589,6 +589,7 @@ def resolve(
     document: str | None = None,
     destination: str | None = None,
     source: str | None = None,
+    reason: str | None = None,
     why: str = "",
 ) -> Retried:
     """Record what became of deliveries in doubt (at-most-once, killed in flight), or give up what failed.
@@ -602,9 +603,8 @@ def resolve(
     """
     if word.lower() not in RESOLUTIONS:
         raise UsageError(f"resolve as {word!r}: choose one of {', '.join(RESOLUTIONS)}.")
-    return submit_command(
-        plan, state, Command(_RESOLVE + word.lower(), current_user(), why, None, document, destination, source)
-    )
+    command = Command(_RESOLVE + word.lower(), current_user(), why, None, document, destination, source, reason=reason)
+    return submit_command(plan, state, command)
 
 
 # --- retry, and how an operator's command reaches the state ---
@@ -629,6 +629,7 @@ def retry(
     document: str | None = None,
     destination: str | None = None,
     source: str | None = None,
+    reason: str | None = None,
     force: bool = False,
     dirty: bool = False,
     forget: bool = False,
@@ -648,23 +649,24 @@ def retry(
         raise UsageError("force and dirty: force reads again in any case, give one of them.")
     verb = "retry --force" if force else "dirty" if dirty else "retry"
     if forget:
-        _forget_answers(plan, existing_state(plan, state, "retry"), status, document, destination, source)
+        _forget_answers(plan, existing_state(plan, state, "retry"), status, document, destination, source, reason)
     statuses = None if status is None else frozenset(named_statuses(status)[0])
-    return submit_command(plan, state, Command(verb, current_user(), why, statuses, document, destination, source))
+    command = Command(verb, current_user(), why, statuses, document, destination, source, reason=reason)
+    return submit_command(plan, state, command)
 
 
 def _forget_answers(plan: Plan, root: StatePath, *which: str | None) -> None:
     """Forget what steps of the plan that remember answered for documents.
 
     Args:
-        which: status, document, destination and source of their deliveries; None: any.
+        which: status, document, destination, source and reason of their deliveries; None: any.
     """
     from ferryman.remembered.upkeep import store_of  # it would make each start slower
 
-    status, document, destination, source = which
+    status, document, destination, source, reason = which
     ids = set() if document is None else {document}
-    if document is None or status or destination or source:
-        rows = account.deliveries(root, plan=plan, status=status, destination=destination, source=source)
+    if document is None or status or destination or source or reason:
+        rows = account.deliveries(root, plan=plan, status=status, destination=destination, source=source, reason=reason)
         ids = {row["origin"] for row in rows if document in (None, row["document"], row["origin"])}
     for step in remembering_steps(plan.nodes):
         keeper = store_of(step.name, step.remember, root.parent)

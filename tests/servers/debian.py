@@ -1,7 +1,9 @@
-"""Programs of Debian's packages, unpacked without being installed: no rights are needed, and no service starts."""
+"""Programs of Debian's packages: unpacked without being installed, so that no rights are needed and no service starts; or
+installed."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.servers.cache import Missing, cached
+from tests.servers.cache import Missing, cache_folder, cached
 
 APT_S: Final = 280
 """As for Maven's downloads: pytest stops a test, and the fixtures it waits for, after 300 s."""
@@ -62,3 +64,23 @@ def _run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         )
     except subprocess.TimeoutExpired:
         raise Missing(f"{' '.join(command)} was not done after {APT_S} s") from None
+
+
+def debian_program(command: str, package: str) -> str:
+    """The path of a program; installed by apt-get where it is missing and that is allowed, as `make setup` does."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / f"{package}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (found := _find(command)) and os.geteuid() == 0 and shutil.which("apt-get"):
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            install = ["apt-get", "install", "--yes", "--no-install-recommends", package]
+            subprocess.run(["apt-get", "update"], check=False, **quiet)  # an old list may still do
+            subprocess.run(install, check=False, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, **quiet)
+            found = _find(command)
+    if not found:
+        raise Missing(f"{command} is missing: install it (Debian, Ubuntu: apt-get install {package})")
+    return found
+
+
+def _find(command: str) -> str | None:
+    return shutil.which(command, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")

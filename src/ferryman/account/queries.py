@@ -222,6 +222,33 @@ def first_event_of_pending(root: StatePath, plan: Plan, wave: int | None) -> flo
     return _query(root, plan, lambda view: view.first_event_of_pending(wave, failed=not is_large))
 
 
+def wave_times(root: StatePath, limit: int = 20, plan: Plan | None = None) -> dict[int, tuple[Any, Any]]:
+    """Return wave -> the times of its first and its last event, for the last waves that have any."""
+    return _query(root, plan, lambda view: view.wave_times(limit))
+
+
+def wave_events(root: StatePath, wave: int, plan: Plan | None = None, *, limit: int = 200) -> list[dict[str, Any]]:
+    """Return the events of a wave, with the ledger's columns: first those of what has not arrived."""
+    query = f"""
+        SELECT {", ".join(LEDGER_COLUMNS)} FROM ledger WHERE wave = {int(wave)}
+        ORDER BY status IN ('INDEXED', 'PROCESSING', 'DROPPED'), ordinal, document, destination LIMIT {int(limit)}
+    """
+    return _query(root, plan, lambda view: view.rows(query))
+
+
+def outcomes(
+    root: StatePath, message: str, plan: Plan | None = None, *, limit: int = 200
+) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Return what has become of the deliveries that an operator's command concerned: how many there are of each status
+    (as shown); and some of them, first those that have not arrived: ``document``, ``destination``, ``status``,
+    ``operation``, ``message``, ``attempt``, ``wave``, ``created``.
+
+    Args:
+        message: of the command's events, see ``state.commands.Command.message``.
+    """
+    return _query(root, plan, lambda view: view.outcomes(message, limit))
+
+
 def cache_counts(state: State, *, replace: bool) -> None:
     """Store the counts that ``status`` shows of a large state. For its driver, between waves.
 

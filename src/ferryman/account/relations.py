@@ -212,6 +212,40 @@ class View:
         ).fetchall()
         return None if first is None else float(first)
 
+    def wave_times(self, limit: int) -> dict[int, tuple[Any, Any]]:
+        """Return the times of the first and the last event of each of the last waves; see ``account.wave_times``."""
+        found = self._db.execute(f"""
+            SELECT wave, min(created), max(created) FROM ledger WHERE wave > {self.wave - int(limit)} GROUP BY wave
+        """).fetchall()
+        return {wave: (first, last) for wave, first, last in found}
+
+    def outcomes(self, message: str, limit: int) -> tuple[dict[str, int], list[dict[str, Any]]]:
+        """Return what became of the deliveries that a command concerned; see ``account.outcomes``."""
+        self._db.execute(
+            """
+            CREATE OR REPLACE TEMP TABLE outcomes AS
+                WITH asked AS (
+                    SELECT DISTINCT source, document, destination, route FROM ledger WHERE message = $message
+                )
+                SELECT l.document, l.destination, arg_max({status: l.status, operation: l.operation,
+                    message: l.message, attempt: l.attempt, wave: l.wave, created: l.created},
+                    l.wave * 4 + l.ordinal) AS last
+                FROM ledger l JOIN asked a USING (source, document, destination, route)
+                GROUP BY l.source, l.document, l.destination, l.route
+            """,
+            {"message": message},
+        )
+        counts: dict[str, int] = {}
+        for row in self.rows("SELECT last.status, last.operation, count(*) AS n FROM outcomes GROUP BY ALL"):
+            word = display_status(row["status"], row["operation"])
+            counts[word] = counts.get(word, 0) + row["n"]
+        good = f"last.status IN {quote_list([Status.INDEXED, Status.DROPPED])}"
+        rows = self.rows(
+            f"SELECT document, destination, last.* FROM outcomes ORDER BY {good}, document, destination "
+            f"LIMIT {int(limit)}"
+        )
+        return counts, rows
+
     def outstanding(self) -> dict[str, int]:
         """Count outstanding deliveries; see ``account.outstanding``."""
         found = count(self._tables(), {}, UNSUCCESSFUL)
@@ -587,6 +621,8 @@ class FilterOptions(TypedDict, total=False):
     source: str | None
     family: str | None
     """An origin, with all that was made of it; or a file, with its rows."""
+    reason: str | None
+    """A reason, and all that differ from it only in numbers and quoted text, as ``account.reasons`` counts them."""
 
 
 class Filter(NamedTuple):
@@ -601,15 +637,19 @@ class Filter(NamedTuple):
     family: str | None = None
     operation: str | None = None
     origin: str | None = None
+    reason: str | None = None
 
     def includes_stopped(self, document: str) -> bool:
         """Return whether an entry that a plan stops before passes, apart from its source."""
         other = self.destination is not None or (self.statuses and STOPPED not in self.statuses)
+        other = other or self.reason is not None
         names = {name for name in (self.document, self.family) if name is not None}
         return not other and names <= {document}
 
     def may_be_held(self) -> bool:
         """Return whether deletes that a failed step holds may pass."""
+        if self.reason is not None:
+            return False
         return self.operation in (None, "delete") and (not self.statuses or HELD in self.statuses)
 
     def includes_held(self, row: Mapping[str, Any]) -> bool:
@@ -649,6 +689,9 @@ class Filter(NamedTuple):
             parameters["origin"] = self.origin
         if self.operation is not None:
             where.append(f"operation = '{self.operation}'")
+        if self.reason is not None:
+            where.append(f"{common_form_sql(reason_sql())} = {common_form_sql('$reason::VARCHAR')}")
+            parameters["reason"] = self.reason
         return where, parameters
 
 

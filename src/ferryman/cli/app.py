@@ -16,6 +16,7 @@ import typer
 
 from ferryman.cli import account, decide, ledger, plan, queue, remembered, run, terminal
 from ferryman.cli.adopt import adopt
+from ferryman.cli.dashboard import dashboard
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import GlobalOptions, Verbose
 from ferryman.cli.prove import prove
@@ -111,6 +112,7 @@ app.command()(prove)
 app.command()(search)
 app.command()(evaluate)
 app.command()(mcp)
+app.command()(dashboard)
 app.command()(account.fsck)
 app.command()(warm_up)
 app.command("import-jesterj")(ledger.import_jesterj)
