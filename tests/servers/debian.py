@@ -1,5 +1,4 @@
-"""Programs of Debian's packages: unpacked without being installed, so that no rights are needed and no service starts; or
-installed."""
+"""Programs of Debian's packages: unpacked, which needs no rights and starts no service, or installed."""
 
 from __future__ import annotations
 
