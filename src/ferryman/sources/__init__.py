@@ -16,6 +16,7 @@ from ferryman.sources.records import Csv, JsonLines, Lines
 if TYPE_CHECKING:
     from ferryman.intake.source import Jobs
     from ferryman.sources.changes import Changes
+    from ferryman.sources.dlt import Dlt
     from ferryman.sources.git import Git
     from ferryman.sources.indexes import Elasticsearch, OpenSearch, Solr
     from ferryman.sources.kafka import Kafka
@@ -34,6 +35,7 @@ __all__ = [
     "Cursor",
     "CursorExpired",
     "DataFrame",
+    "Dlt",
     "Doubt",
     "Elasticsearch",
     "Entry",
@@ -65,6 +67,7 @@ __all__ = [
 
 _HEAVY: Final = {
     "Changes": "sources.changes",
+    "Dlt": "sources.dlt",
     "Elasticsearch": "sources.indexes",
     "Git": "sources.git",
     "Jobs": "intake.source",
