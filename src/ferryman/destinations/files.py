@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -9,7 +10,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final, Literal, NamedTuple, get_args
+from typing import Any, BinaryIO, ClassVar, Final, Literal, NamedTuple, Self, get_args
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -202,11 +203,9 @@ class Directory(Destination):
             storage_options: options for fsspec beside the URL of a drive. They travel to the workers, and are never
                 shown. Logins are better left to the environment.
         """
-        self._folder = _folder(self, directory, storage_options, own=True)
-        self.directory: Path | str = Path(self._folder.local) if self._folder.local else self._folder.where
+        self._use(_folder(self, directory, storage_options, own=True))
         self.content: Content = content
         self.by: By = by
-        self._index: FileIndex = LocalIndex(self._folder) if self._folder.local else RemoteIndex(self._folder)
         self._context: DestinationContext | None = None
         findings = []
         if content not in get_args(Content):
@@ -217,6 +216,17 @@ class Directory(Destination):
             findings.append("by='content' keeps raw bytes: leave content= out")
         if findings:
             raise PlanError([f"Directory({_as_given(directory, self._folder)!r}): {finding}" for finding in findings])
+
+    def _use(self, folder: TargetFolder) -> None:
+        self._folder = folder
+        self.directory: Path | str = Path(folder.local) if folder.local else folder.where
+        self._index: FileIndex = LocalIndex(folder) if folder.local else RemoteIndex(folder)
+
+    def elsewhere(self, directory: Path) -> Self:
+        """Return a copy that writes into this folder."""
+        other = copy.copy(self)
+        other._use(_folder(self, directory, None, own=True))
+        return other
 
     def target(self) -> str:
         return self._folder.target
@@ -584,11 +594,20 @@ class JsonLines(Destination):
         Raises:
             PlanError: ``rows`` is below 1.
         """
-        self._folder = _folder(self, directory, storage_options, own=False)
+        self._use(_folder(self, directory, storage_options, own=False))
         if rows is not None and rows < 1:
             raise PlanError([f"JsonLines({_as_given(directory, self._folder)!r}): rows={rows}: give 1 or more"])
-        self.directory: Path | str = Path(self._folder.local) if self._folder.local else self._folder.where
         self.preferred_batch = rows  # type: ignore[misc]  # of this one
+
+    def _use(self, folder: TargetFolder) -> None:
+        self._folder = folder
+        self.directory: Path | str = Path(folder.local) if folder.local else folder.where
+
+    def elsewhere(self, directory: Path) -> Self:
+        """Return a copy that writes into this folder."""
+        other = copy.copy(self)
+        other._use(_folder(self, directory, None, own=False))
+        return other
 
     def target(self) -> str:
         return self._folder.target

@@ -124,7 +124,7 @@ def embedded_twin(destination: Destination, folder: Path) -> Destination | None:
         case Sql() if _database(destination).get_backend_name() == "sqlite":
             vars(twin)["url"] = f"sqlite:///{folder / 'twin.db'}"
         case JsonLines() | Directory():
-            vars(twin)["directory"] = folder / "files"
+            return destination.elsewhere(folder / "files")
         case Queue():
             return Queue(destination.name, folder, keep=destination.keep, text=destination.text)
         case Null():
