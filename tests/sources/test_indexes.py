@@ -13,6 +13,7 @@ import pytest
 from tests.destinations.search_index import SearchIndex
 from tests.servers.server import Server
 from tests.servers.solr import SolrServer
+from tests.support.waiting import wait_until
 
 from ferryman.document import Document
 from ferryman.errors import TransientError, Unavailable, UsageError
@@ -480,6 +481,7 @@ def test_solr_killed_in_the_middle(solr: SolrServer, tmp_path: Path) -> None:
             list(listing)
     finally:
         solr.start()
+    wait_until(lambda: documents(scan(source)))  # it answers before it has loaded its collections
     assert len(documents(scan(source))) == 300
 
 
