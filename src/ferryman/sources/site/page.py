@@ -23,7 +23,7 @@ name one of them, much differs."""
 _FEW_WORDS: Final = 20
 """Words of a page that is nearly empty: a frame without what a script would put into it."""
 
-_STATED_CHARSET: Final = re.compile(rb"<meta\b[^>]*?charset\s*+=\s*+[\"']?+\s*+([\w.:-]{1,40})", re.IGNORECASE)
+_STATED_CHARSET: Final = re.compile(rb"<meta\b[^<>]*?charset\s*+=\s*+[\"']?+\s*+([\w.:-]{1,40})", re.IGNORECASE)
 _AGENT: Final = "ferryman"
 
 Sketch = tuple[int, ...]
