@@ -332,6 +332,12 @@ GROUP_BYTES: Final = 16 * MIB
 BOOKMARK_BYTES: Final = MIB
 """Largest bookmark of a source's partition, encoded as JSON."""
 
+MAX_DELETED_OF_MAIL: Final = 0.1
+"""``MAX_DELETED`` of mailboxes: a login that has lost rights shows less, not nothing."""
+
+IMAP_TIMEOUT_S: Final = 60.0
+"""Time that an IMAP server may take to connect, and to send the next bytes."""
+
 MAX_CONTENT_BYTES: Final = 2000 * MIB
 """Fields, or raw bytes, of one delivery: a page of a data file is compressed whole, and lz4 takes 2016 MiB at most."""
 

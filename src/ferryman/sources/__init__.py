@@ -16,7 +16,9 @@ from ferryman.sources.records import Csv, JsonLines, Lines
 if TYPE_CHECKING:
     from ferryman.intake.source import Jobs
     from ferryman.sources.changes import Changes
+    from ferryman.sources.imap import Imap
     from ferryman.sources.kafka import Kafka
+    from ferryman.sources.mailbox import Mailbox
     from ferryman.sources.postgres_changes import PostgresChanges
     from ferryman.sources.queue import Queue
     from ferryman.sources.sql import Sql
@@ -34,12 +36,14 @@ __all__ = [
     "Entry",
     "Fetched",
     "Files",
+    "Imap",
     "Jobs",
     "JsonLines",
     "Kafka",
     "Lines",
     "Listed",
     "Log",
+    "Mailbox",
     "Memory",
     "Note",
     "Piece",
@@ -55,8 +59,10 @@ __all__ = [
 
 _HEAVY: Final = {
     "Changes": "sources.changes",
+    "Imap": "sources.imap",
     "Jobs": "intake.source",
     "Kafka": "sources.kafka",
+    "Mailbox": "sources.mailbox",
     "PostgresChanges": "sources.postgres_changes",
     "Queue": "sources.queue",
     "Sql": "sources.sql",
