@@ -38,6 +38,7 @@ mail_uid = {uid}
 mail_gid = {gid}
 mail_location = maildir:{folder}/mail/%u
 mail_fsync = never
+auth_failure_delay = 0
 passdb {{
   driver = static
   args = password={password}
