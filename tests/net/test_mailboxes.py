@@ -43,7 +43,7 @@ def test_a_line_of_a_text_begins_no_message(text: bytes) -> None:
 
 @pytest.mark.parametrize("block", [2048, 2049, 5000, 1 << 20])
 def test_blocks_cut_anywhere(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(mailboxes, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(mailboxes, "BLOCK_BYTES", block)
     chance = random.Random(block)
     wanted = [
         MAIL + b"\nFrom x\n" * chance.randrange(3) + chance.randbytes(chance.randrange(4000)).hex().encode() + b"\n\n"

@@ -251,8 +251,8 @@ def test_a_renamed_folder(ann: Account) -> None:
 
 def test_ranges_of_numbers(ann: Account, proxy: ImapProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many mails with gaps between their numbers."""
-    monkeypatch.setattr(module, "_SEARCHED", 4)
-    monkeypatch.setattr(module, "_FETCHED", 3)
+    monkeypatch.setattr(module, "SEARCHED_UIDS", 4)
+    monkeypatch.setattr(module, "FETCHED_MAILS", 3)
     ann.put(*range(40))
     ann.remove(*range(5, 30))
     found = Scanned(ann.source(port=proxy.port))

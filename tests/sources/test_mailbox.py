@@ -29,7 +29,7 @@ def maildir(path: Path, *names: str) -> Path:
 
 def settle(path: Path) -> None:
     """Let a file be so old that its time of modification counts."""
-    then = time.time_ns() - 10 * module._SETTLED_NS
+    then = time.time_ns() - 10 * module.SETTLED_NS
     os.utime(path, ns=(then, then))
 
 
@@ -96,13 +96,13 @@ def test_a_mail_that_is_marked_as_deleted_counts_as_deleted(box: Path) -> None:
 def test_only_new_mails_are_opened(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Scanned(Mailbox(box))
     opened: list[str] = []
-    really = module._open_mail
+    really = module.open_mail
 
     def noting(path: Path, place: str) -> Any:
         opened.append(place)
         return really(path, place)
 
-    monkeypatch.setattr(module, "_open_mail", noting)
+    monkeypatch.setattr(module, "open_mail", noting)
     (box / "new" / "5.e.host").write_bytes(mail(5))
     after = Scanned(Mailbox(box), before)
     assert (opened, len(after.listed)) == (["new/5.e.host"], 4)

@@ -37,11 +37,12 @@ class ImapProxy:
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                proxy._serve(self.request)
+                proxy.serve(self.request)
 
         self._listener = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self._listener.daemon_threads = True
         self.port: int = self._listener.server_address[1]
+        threading.Thread(target=self._listener.serve_forever, args=[0.01], daemon=True).start()
 
     def cut(self) -> None:
         """Close all connections, as a server does that was idle for long."""
@@ -50,7 +51,8 @@ class ImapProxy:
                 each.shutdown(socket.SHUT_RDWR)
         self._open.clear()
 
-    def _serve(self, client: socket.socket) -> None:
+    def serve(self, client: socket.socket) -> None:
+        """Pass the lines of a client on, until either side ends."""
         self.connections += 1
         if self.is_silent:
             self._ended.wait()
@@ -90,7 +92,6 @@ class ImapProxy:
 @contextmanager
 def imap_proxy(port: int) -> Iterator[ImapProxy]:
     proxy = ImapProxy(port)
-    threading.Thread(target=proxy._listener.serve_forever, args=[0.01], daemon=True).start()
     try:
         yield proxy
     finally:

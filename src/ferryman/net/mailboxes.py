@@ -26,7 +26,7 @@ _LINE_BYTES: Final = KIB
 _BEHIND_BYTES: Final = 3
 """Bytes that ``MAILBOX_LINE`` looks behind."""
 
-_BLOCK_BYTES: Final = MIB
+BLOCK_BYTES: Final = MIB
 
 _QUOTED_LINE: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
 """Line of a message that its mailbox quotes, so that it does not begin the next one."""
@@ -65,7 +65,7 @@ def split_mailbox(
     searched = 0  # place in the window up to which no line begins that was not found
     begun = start if is_inside else None
     while True:
-        wanted = _BLOCK_BYTES if end is None else min(_BLOCK_BYTES, end - at - len(window))
+        wanted = BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - at - len(window))
         block = file.read(wanted) if wanted else b""
         window += block
         is_last = not block

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 Security = Literal["tls", "starttls", "none"]
 _T = TypeVar("_T")
 
-_SEARCHED: Final = 50_000
+SEARCHED_UIDS: Final = 50_000
 """UIDs of one range that are searched for at once: an answer is one line, and Python's library reads 1 MB of one."""
 
-_FETCHED: Final = 200
+FETCHED_MAILS: Final = 200
 """Mails whose headers are fetched at once."""
 
 _ROUNDS: Final = 6
@@ -65,7 +65,7 @@ class Imap(Source):
 
     Nothing is changed on the server, and no mail is marked as read. A mail that is marked as deleted counts as deleted.
     Where each mail was is remembered: folders that say that nothing has changed are not listed. If the server numbers
-    its mails anew (UIDVALIDITY), headers are read again, and nothing is doubled or deleted.
+    its mails again (UIDVALIDITY), headers are read again, and nothing is doubled or deleted.
 
     Needs the package IMAPClient: ``pip install 'ferryman[imap]'``. Each task that reads has a connection.
 
@@ -248,7 +248,7 @@ class ServerAddress(NamedTuple):
 
 
 class MailReader:
-    """A connection that is made anew when it has been lost, once for each request."""
+    """Connection that is opened again when it was lost, once for each request."""
 
     def __init__(self, server: ServerAddress) -> None:
         self._server = server
@@ -305,25 +305,25 @@ class MailReader:
         return self._ask(ask)
 
     def open(self, folder: str) -> dict[str, Any]:
-        """Open a folder anew, for reading only; return what it says of itself."""
+        """Open a folder again, for reading only; return what it says of itself."""
         self._folder = None
         self._ask(lambda _: None, folder)
         return self._examined
 
     def search(self, folder: str, end: int, *criteria: str) -> Iterator[int]:
         """Yield the UIDs below ``end`` of a folder's mails that fulfil criteria, by ranges."""
-        start, width = 1, _SEARCHED
+        start, width = 1, SEARCHED_UIDS
         while start < end:
             last = min(start + width, end) - 1
             found = self._ask(partial(_search, words=["UID", f"{start}:{last}", *criteria]), folder)
             yield from sorted({uid for uid in found if start <= uid <= last})
-            width = width * 2 if len(found) < _SEARCHED // 2 else _SEARCHED
+            width = width * 2 if len(found) < SEARCHED_UIDS // 2 else SEARCHED_UIDS
             start = last + 1
 
     def identify(self, folder: str, uids: Sequence[int]) -> dict[int, KnownMail]:
         """Return the ids and sizes of mails; those that are gone, or that the server does not give, are left out."""
         found: dict[int, KnownMail] = {}
-        waiting = [uids[at : at + _FETCHED] for at in range(0, len(uids), _FETCHED)][::-1]
+        waiting = [uids[at : at + FETCHED_MAILS] for at in range(0, len(uids), FETCHED_MAILS)][::-1]
         while waiting:
             some = waiting.pop()
             try:

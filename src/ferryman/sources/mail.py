@@ -51,7 +51,7 @@ class MailLocation(NamedTuple):
     folder: str
     name: str
     where: Any
-    """Of the folder's state, what is needed to find it."""
+    """Part of the folder's state by which the mail is found."""
     folders: list[str]
 
     @classmethod

@@ -43,7 +43,7 @@ from ferryman.sources.mail import (
 
 INBOX: Final = "INBOX"
 
-_SETTLED_NS: Final = 2_000_000_000
+SETTLED_NS: Final = 2_000_000_000
 """Age of a file from which its time of modification tells whether it has changed."""
 
 _TAIL_BYTES: Final = 4096
@@ -204,7 +204,7 @@ def list_maildir(path: Path, before: MailFolder | None) -> MailFolder:
         mail = known.get(name)
         if mail is None:
             try:
-                with _open_mail(path, name_of(place)) as file:
+                with open_mail(path, name_of(place)) as file:
                     mail = KnownMail(mail_id(file.read(HEADER_BYTES)), os.fstat(file.fileno()).st_size)
             except FileNotFoundError:
                 continue
@@ -223,7 +223,7 @@ def _maildir_files(path: Path) -> dict[str, str]:
     return found
 
 
-def _open_mail(path: Path, place: str) -> BinaryIO:
+def open_mail(path: Path, place: str) -> BinaryIO:
     """Open a mail of a Maildir, also if it has got other flags meanwhile."""
     with suppress(FileNotFoundError):
         return (path / place).open("rb")
@@ -235,7 +235,7 @@ def _open_mail(path: Path, place: str) -> BinaryIO:
 
 
 def _read_file(path: Path, place: str) -> bytes:
-    with _open_mail(path, place) as file:
+    with open_mail(path, place) as file:
         return file.read()
 
 
@@ -250,7 +250,7 @@ def list_mailbox_file(path: Path, before: MailFolder | None) -> MailFolder:
     """
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
-        end, is_settled = stat.st_size, time.time_ns() - stat.st_mtime_ns > _SETTLED_NS
+        end, is_settled = stat.st_size, time.time_ns() - stat.st_mtime_ns > SETTLED_NS
         state = {"bytes": end, "time": stat.st_mtime_ns if is_settled else 0, "tail": _tail(file, end)}
         if before is not None and is_settled and all(before.state[key] == state[key] for key in ("bytes", "time")):
             return before
