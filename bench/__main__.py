@@ -37,6 +37,7 @@ OTHERS = (
     "retry_wave",
     "memory",
     "questions",
+    "dashboard",
     "postgres",
     "extract",
     "text",
@@ -45,12 +46,16 @@ OTHERS = (
     "queue",
     "remembered",
     "verify",
+    "monitored",
     "kafka",
+    "watch",
+    "cassandra",
     "flow",
     "combine",
     "sizes",
     "large_state",
     "limited_driver",
+    "sources",
 )
 NAMES = (*TABLE, *OTHERS)
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-PORTS = {"Csv", "JsonLines", "Kafka", "Lines", "Memory", "Sql", "Queue"}
+PORTS = {"Csv", "Elasticsearch", "JsonLines", "Kafka", "Lines", "Memory", "OpenSearch", "Queue", "Solr", "Sql"}
 """What is a source is a destination too, under the same name. The queue of messages and the intake's of batches are two
 things that people know by one word: each is the only one in its package."""
 

@@ -1,6 +1,6 @@
-"""Index a folder of text files into a table of SQLite with CocoIndex, for ``bench.small_files``.
+"""Index a folder of text files into a table of SQLite with CocoIndex, for ``bench.small_files`` and ``bench.watch``.
 
-    python cocoindex_flow.py FOLDER DATABASE STATE
+    python cocoindex_flow.py FOLDER DATABASE STATE [live]
 
 Each file is a memoized component, as in CocoIndex's guide: it runs again only if a file's time of modification and
 content have changed. Its state (LMDB) is a folder; no server is needed.
@@ -19,7 +19,9 @@ os.environ["COCOINDEX_DISABLE_USAGE_TRACKING"] = "1"  # read at import
 import cocoindex as coco
 from cocoindex.connectors import localfs, sqlite
 
-FOLDER, DATABASE, STATE = (Path(argument) for argument in sys.argv[1:])
+FOLDER, DATABASE, STATE = (Path(argument) for argument in sys.argv[1:4])
+LIVE = sys.argv[4:] == ["live"]
+"""Keep running, and index files as they change."""
 DB = coco.ContextKey[sqlite.ManagedConnection]("db")
 CORPUS = coco.ContextKey[Path]("corpus")
 
@@ -50,8 +52,8 @@ async def one(file: localfs.File, table: sqlite.TableTarget[Row]) -> None:
 async def main() -> None:
     schema = await sqlite.TableSchema.from_class(Row, primary_key=["id"])
     table = await sqlite.mount_table_target(DB, "documents", schema)
-    await coco.mount_each(one, localfs.walk_dir(CORPUS, recursive=True).items(), table)
+    await coco.mount_each(one, localfs.walk_dir(CORPUS, live=LIVE, recursive=True).items(), table)
 
 
 if __name__ == "__main__":
-    coco.App("bench", main).update_blocking()
+    coco.App("bench", main).update_blocking(live=LIVE)

@@ -75,6 +75,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "queue folders": queue.folders,
     "python: intake": queue.python,
     "postgresql errors": ports.postgresql_errors,
+    "mysql errors": ports.mysql_errors,
     "python: ferryman": partial(signatures.module, "ferryman"),
     "python: answers": signatures.answers,
     "python: routers": signatures.routers,

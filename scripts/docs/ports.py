@@ -77,7 +77,7 @@ def attributes() -> str:
     for name, cls in shipped(ferryman.destinations, Destination):
         declared: Any = cls
         if isinstance(cls.single_writer, property):
-            writers = "one at a time on SQLite, many on PostgreSQL"
+            writers = "one at a time on SQLite, many on servers"
             assert Sql("sqlite:///index.db").single_writer
             assert not Sql("postgresql://host/db").single_writer
         else:
@@ -126,6 +126,18 @@ def postgresql_errors() -> str:
         label = f"`{state}`" if len(state) == 5 else f"other `{state}…`" if _has_own(state) else f"`{state}…`"
         lines.append(f"| {label} | {_fault(fault)}")
     return fold("PostgreSQL's errors", "\n".join(lines))
+
+
+def mysql_errors() -> str:
+    """Return a table of the outcomes of MySQL's errors, one line for all numbers of one meaning."""
+    numbers: dict[faults.Fault, list[int]] = {}
+    for number, fault in faults.MYSQL.items():
+        numbers.setdefault(fault, []).append(number)
+    lines = ["| number | outcome | about | what to do |", "|---|---|---|---|"]
+    lines += [
+        f"| {', '.join(f'`{each}`' for each in sorted(some))} | {_fault(fault)}" for fault, some in numbers.items()
+    ]
+    return fold("MySQL's errors", "\n".join(lines))
 
 
 def _has_own(state: str) -> bool:

@@ -16,6 +16,7 @@ from ferryman.remembered import Remember
 
 if TYPE_CHECKING:
     from ferryman.engine.preview import preview
+    from ferryman.monitoring.metrics import metrics
     from ferryman.operations import deliveries, fsck, history, resolve, retry, run, status, tables
     from ferryman.proof.proof import prove
     from ferryman.retrieval.search import search
@@ -36,6 +37,7 @@ __all__ = [
     "deliveries",
     "fsck",
     "history",
+    "metrics",
     "preview",
     "prove",
     "resolve",
@@ -52,6 +54,7 @@ _OPERATIONS: Final = {
     "deliveries": "operations",
     "fsck": "operations",
     "history": "operations",
+    "metrics": "monitoring.metrics",
     "preview": "engine.preview",
     "prove": "proof.proof",
     "resolve": "operations",

@@ -85,6 +85,7 @@ POINTS: Final[dict[str, str]] = {
     "checkpoint.trimmed": DRIVER,
     # once a run
     "counted.kept": DRIVER,
+    "runs.kept": DRIVER,
     # notifications, once a run or a period
     "notify.sent": DRIVER,
     "notify.kept": DRIVER,
@@ -143,6 +144,13 @@ CHANGES: Final[dict[str, str]] = {
 no bookmark names it; the slot begins at the position of the last commit; a table was listed whole. After 3: the slot
 was advanced to what was committed. The last one is in ``plan remove``: the slot is gone, its publication is not."""
 
+STREAM: Final[dict[str, str]] = {
+    "stream.rows": DRIVER,
+    "stream.record": DRIVER,
+    "stream.noted": DRIVER,
+}
+"""Additional points of plans that read a stream: before a batch's first wave, and after its last."""
+
 REMEMBERED: Final[dict[str, str]] = {
     "remembered.begun": EXECUTOR,
     "remembered.answered": EXECUTOR,
@@ -179,6 +187,31 @@ KAFKA: Final[dict[str, str]] = {
 """Additional points of deliveries to Kafka, in 4: the topic of marks is there; the transactions of earlier passes have
 ended; a lane has its transactional id; half of a chunk is handed to the client; all of it is sent, not committed; it is
 committed, and no outcome recorded."""
+
+FILES: Final[dict[str, str]] = {
+    "files.reserved": EXECUTOR,
+    "files.uploaded": EXECUTOR,
+    "files.placed": EXECUTOR,
+    "files.recorded": EXECUTOR,
+    "files.merged": DRIVER,
+}
+"""Additional points of deliveries to folders, in 4: names are reserved; a file is complete under another name, or the
+files of a chunk are; they have their names, which the index does not have; the index has all, and no outcome is
+recorded. The last one is after a run: files of an index are merged, and the older ones are still there."""
+
+MIRROR: Final[dict[str, str]] = {
+    "mirror.planned": DRIVER,
+    "mirror.made": DRIVER,
+    "mirror.sent": DRIVER,
+    "mirror.kept": DRIVER,
+}
+"""Additional points of plans with a mirror, in a thread beside all others, and of ``ferryman ledger export``: which
+deliveries are sent as BATCHED is recorded; a keyspace has its tables; rows are sent; the position is after them."""
+
+IMPORT: Final[dict[str, str]] = {
+    "import.staged": DRIVER,
+}
+"""Additional points of ``ferryman import-jesterj``, before the commit of the first wave."""
 
 WRITTEN: Final[dict[str, str]] = {
     name.replace(".logged", ".written"): who
@@ -254,12 +287,13 @@ QUEUES: Final[dict[str, str]] = {
 """Durable steps of a queue -> the state after a kill there. (The points above are reached by plans.)"""
 
 TARGETS: Final[dict[str, str]] = {
-    "target.made": "a store of vectors has its table or collection, with nothing in it",
+    "target.made": "the store has its table or collection, with nothing in it",
     "target.written": "a chunk is in the store, nobody was told",
     "target.indexed": "an index was made, the table is not compacted",
     "target.compacted": "the table is compacted; what was written stays as it was",
 }
-"""Durable steps in the stores of ``LanceDB``, ``Milvus`` and ``Qdrant`` -> the state after a kill there."""
+"""Durable steps in the stores of ``LanceDB``, ``Milvus``, ``Qdrant`` and ``Cassandra`` -> the state after a kill
+there."""
 
 ENVIRONMENT: Final = "FERRYMAN_CRASH"
 
@@ -272,7 +306,24 @@ def arm(spec: str, once_file: str | None = None, by: int = signal.SIGKILL) -> No
     over all processes: the file is created at the kill, and once it exists the point does nothing. With ``by`` SIGSTOP
     the process does not die, but stops there until it is continued."""
     name, _, count = spec.partition(":")
-    plans = (POINTS, KEYED, RESET, STOPS, MEMORY, CHANGES, ONCE, VERIFY, REMEMBERED, TARGETS, KAFKA, WRITTEN)
+    plans = (
+        POINTS,
+        KEYED,
+        RESET,
+        STOPS,
+        MEMORY,
+        CHANGES,
+        STREAM,
+        ONCE,
+        VERIFY,
+        REMEMBERED,
+        TARGETS,
+        KAFKA,
+        FILES,
+        MIRROR,
+        IMPORT,
+        WRITTEN,
+    )
     known = [name for group in (*plans, INTAKE, AT_WORK, MINTED, EDITED, QUEUES) for name in group]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")

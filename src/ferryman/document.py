@@ -82,7 +82,7 @@ class Document(MutableMapping[str, Any]):
         only_if_changed: a step sets it on a child that need not be sent again with a new version of its origin where a
             destination has it with the same fields and raw. False: it is sent with each version.
         outline: level (from 1) and line of each heading in ``raw``, in their order, where ``extract_text`` has taken
-            them out of markup; ``split_text`` cuts there.
+            them out of markup, and the anchor that leads to it, from ``main_text``; ``split_text`` cuts there.
         previous: in the function of a keyed node: what it was given of this document before under the same key, as a
             dict of fields; None: nothing, or the document comes from a log.
     """
@@ -101,7 +101,7 @@ class Document(MutableMapping[str, Any]):
         self.operation: Operation = "upsert"
         self.refused: str | Unsupported | None = None
         self.only_if_changed = False
-        self.outline: tuple[tuple[int, str], ...] = ()
+        self.outline: tuple[tuple[int, str] | tuple[int, str, str], ...] = ()
         self.previous: dict[str, Any] | None = None
         self._again: RereadRequest | None = None
         self._children = 0

@@ -55,6 +55,29 @@ times smaller; files that gzip packs better than this are made to fill a disk.""
 PACKED_MEMORY_BYTES: Final = 256 * MIB
 """Memory an unpacker may use: the highest level of each packer needs less (xz -9: 65 MiB, zstd --ultra: 128 MiB)."""
 
+WATCH_EVERY_S: Final = 600.0
+"""Time between two full listings of a run that watches: they find what no event said, and what was deleted unseen."""
+
+WATCH_QUIET_S: Final = 0.05
+WATCH_BURST_S: Final = 1.0
+"""How long a run that watches waits after an event for others to be processed with it: until none comes for the first
+time, at most for the second one, or as long as the last wave took. A save of an editor is several events."""
+
+WATCH_GONE_S: Final = 2.0
+"""Time after which a file that was removed or moved away is looked for, since many programs save by renaming."""
+
+WATCH_POLL_S: Final = 5.0
+WATCH_POLL_SHARE: Final = 10
+"""Time between two listings of what has no events, or as many times what a listing takes, if that is longer."""
+
+WATCH_TICK_S: Final = 0.5
+WATCH_STORE_S: Final = 10.0
+"""Time between two looks at logs and at what comes due, while a run that watches waits; for logs in an object store,
+where each look is paid for, the second."""
+
+WATCH_NAMES: Final = 100_000
+"""Changed files of a source whose names are remembered; if there are more, all of it is listed."""
+
 COMPARED_ROWS: Final = 1_000_000
 """Rows of hashes, 50 bytes each, that a scan compares at once to find the documents that it has to examine."""
 
@@ -87,6 +110,10 @@ DIFFERENCES: Final = 200_000
 
 FINGERPRINT_TRUST_S: Final = 2.0
 """Age below which a file is read although it looks unchanged: it may change again within one tick of its clock."""
+
+DRIVE_TRUST_S: Final = 60.0
+"""Age below which a file of another machine is read, whose clock may be behind ours by nearly as much, and whose times
+may be whole seconds."""
 
 SMALL_LISTING_PARTS: Final = 64
 """Folders into which a listing is split at most: enough to keep executors busy, few enough to walk in the driver."""
@@ -252,6 +279,27 @@ NOTIFY_REASON_CHARACTERS: Final = 500
 NOTIFY_TARGETS: Final = 50
 """Targets for which a state remembers what was sent; the oldest are forgotten."""
 
+# --- mirrors of the ledger --------------------------------------------------------------------------
+
+MIRROR_EVENTS: Final = 100_000
+"""Events that a mirror sends before it records how far it is; a larger wave is sent as a whole."""
+
+MIRROR_ROWS: Final = 2000
+"""Rows that a mirror has in memory at a time, beside those of a query."""
+
+MIRROR_END_S: Final = 10.0
+"""Longest time that a run which has ended leaves a mirror that gets on; the next run does the rest."""
+
+MIRROR_PACE: Final = 4
+"""Multiple of the time of a pass for which a mirror pauses before the next one: it takes little from its run."""
+
+MIRROR_RETRY_S: Final = 1.0
+MIRROR_RETRY_MAX_S: Final = 300.0
+"""First and longest pause before a mirror that failed is tried again."""
+
+MIRROR_MESSAGES: Final = 20
+"""Different messages of a mirror that a run prints."""
+
 # --- reading documents ----------------------------------------------------------------------------
 EXTRACT_TEXT_BYTES: Final = 64 * MIB
 """Text extracted from a document: a hundred thick books, and less than a worker's memory."""
@@ -332,11 +380,33 @@ GROUP_BYTES: Final = 16 * MIB
 BOOKMARK_BYTES: Final = MIB
 """Largest bookmark of a source's partition, encoded as JSON."""
 
-MAX_DELETED_OF_MAIL: Final = 0.1
-"""``MAX_DELETED`` of mailboxes: a login that has lost rights shows less, not nothing."""
+MAX_DELETED_BEHIND_LOGIN: Final = 0.1
+"""``MAX_DELETED`` of sources that need a login: one that has expired shows less, not nothing."""
+
+GIT_TIMEOUT_S: Final = 3600.0
+"""Timeout of one git command: the first fetch of a large repository."""
+
+MAIN_TEXT_TIMEOUT_S: Final = 30.0
+MAIN_TEXT_MEMORY_BYTES: Final = GIB
+"""Time and memory for finding the main text of a page: one of 10 MB takes some seconds and 500 MB."""
 
 IMAP_TIMEOUT_S: Final = 60.0
 """Time that an IMAP server may take to connect, and to send the next bytes."""
+
+SITE_BUDGET: Final = 10_000
+"""Pages of a host that one scan asks for: half an hour at 5 a second, which is what a kill may cost."""
+
+SITE_DEPTH: Final = 20
+"""Links that lead to a page, one after the other: a calendar without end has no deeper pages than this."""
+
+SITE_PAGES: Final = 100_000
+"""Pages of a host: what is remembered of them takes some 10 MB."""
+
+SITE_PATTERN_PAGES: Final = 5000
+"""Pages of one pattern that links lead to: more are a calendar, or a search that is linked to."""
+
+SITE_PAGE_BYTES: Final = 64 * MIB
+"""Largest page or file of a site."""
 
 MAX_CONTENT_BYTES: Final = 2000 * MIB
 """Fields, or raw bytes, of one delivery: a page of a data file is compressed whole, and lz4 takes 2016 MiB at most."""
@@ -378,6 +448,40 @@ request."""
 
 COUNTING_SHARE: Final = 20
 """Divisor of an endless run's time: at most this part of it is spent on counting."""
+
+RUNS_KEPT: Final = 100
+"""Runs that a state remembers: three months of one a day, in 20 kB."""
+
+RUN_RECORD_S: Final = 60.0
+"""Time between two records of an endless run: each is a synced write."""
+
+METRICS_SHARE: Final = 100
+"""Divisor of a run's time: at most this part of it is spent on computing metrics."""
+
+METRICS_EVERY_S: Final = 15.0
+"""Time between two computations of metrics, at least: what Prometheus waits by default between two looks."""
+
+MONITORING_QUEUE: Final = 4096
+"""Spans or events that wait to be sent; more are dropped, which is said once."""
+
+MONITORING_END_S: Final = 2.0
+"""Time that a run's end waits for its spans and lineage events to be sent, all together."""
+
+METRICS_END_S: Final = 10.0
+"""Time that a run's end waits for its metrics to be computed a last time, which takes moments: 2 s for a million
+events. More only if a log that the plan reads does not answer."""
+
+MONITORING_SEND_S: Final = 10.0
+"""Time for one request to a lineage server or collector."""
+
+LINEAGE_EVERY_S: Final = 30.0
+"""Time between two RUNNING events of a run."""
+
+LINEAGE_CODE_CHARACTERS: Final = 100_000
+"""Characters of the steps' code in a lineage event."""
+
+CHUNK_SPANS: Final = 512
+"""Chunks of a lane and pass that have spans: more would not be looked at one by one."""
 
 VERIFY_SAMPLE: Final = 100
 """Documents of a target that an endless run verifies at a time: few enough for one request."""

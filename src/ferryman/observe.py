@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TextIO
 
@@ -21,7 +21,7 @@ from ferryman.limits import GIB, KIB, MIB
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Forwarding", "Observer", "Silent", "one_line", "progress_observer"]
+__all__ = ["Chunk", "Forwarding", "Observer", "Silent", "one_line", "progress_observer"]
 
 
 CONTROL = {c: " " if chr(c).isspace() else f"\\x{c:02x}" for c in (*range(32), *range(127, 160))}
@@ -59,6 +59,24 @@ def format_size(size: int) -> str:
 _UNITS: Final = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
+class Chunk(NamedTuple):
+    """A call of a destination's ``write``.
+
+    Attributes:
+        began: seconds since 1970.
+        rows: deliveries it was called with.
+        accepted: how many of them it took.
+        error: what the call raised; "": it returned.
+    """
+
+    destination: str
+    began: float
+    took_s: float
+    rows: int
+    accepted: int
+    error: str = ""
+
+
 class Observer(Protocol):
     """Receives the progress of a run. The driver calls it in this order for each wave::
 
@@ -72,6 +90,7 @@ class Observer(Protocol):
         phase(3, "deliver")
         expects(1200)
         phase(3, "settle")
+        sent([Chunk(…)])            when the phase has ended, if it is wanted
         settled(1000, 198, 2)       whenever the numbers change: the first and the last are increments
         waits(60.0)                 before the run sleeps
         message("…")                at any time
@@ -81,9 +100,11 @@ class Observer(Protocol):
 
     Attributes:
         wants_live: whether ``live`` and ``error`` are called.
+        wants_chunks: whether ``sent`` is called.
     """
 
     wants_live: bool
+    wants_chunks: bool
 
     def phase(self, wave: int, name: str) -> None:
         """Report that wave number ``wave`` enters phase ``name``."""
@@ -106,6 +127,9 @@ class Observer(Protocol):
     def staged(self, documents: int) -> None:
         """Report how many deliveries the wave adds."""
 
+    def sent(self, chunks: Sequence[Chunk]) -> None:
+        """Report the calls of a destination in this phase; of a lane with very many, the first ones."""
+
     def settled(self, delivered: int, pending: int, failed: int) -> None:
         """Report counts: newly delivered or deleted, pending now, newly failed or rejected."""
 
@@ -121,11 +145,15 @@ class Observer(Protocol):
     def about(self, plan: str) -> None:
         """Set the plan of a flow that the next calls are about; "": all of them. Called between two phases."""
 
+    def traced(self, trace: str, span: str) -> None:
+        """Set the ids, hexadecimal, of the trace and the span that the next calls belong to; "": none."""
+
 
 class Silent:
     """Ignores everything."""
 
     wants_live = False
+    wants_chunks = False
 
     def phase(self, wave: int, name: str) -> None: ...
     def planned(self, documents: int) -> None: ...
@@ -134,11 +162,13 @@ class Silent:
     def live(self, documents: int) -> None: ...
     def error(self, document: str, text: str, trace: str) -> None: ...
     def staged(self, documents: int) -> None: ...
+    def sent(self, chunks: Sequence[Chunk]) -> None: ...
     def settled(self, delivered: int, pending: int, failed: int) -> None: ...
     def waits(self, seconds: float | None = None) -> None: ...
     def message(self, text: str) -> None: ...
     def finished(self, counts: Mapping[str, int]) -> None: ...
     def about(self, plan: str) -> None: ...
+    def traced(self, trace: str, span: str) -> None: ...
 
 
 class Forwarding:
@@ -147,6 +177,7 @@ class Forwarding:
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
         self.wants_live = any(each.wants_live for each in observers)
+        self.wants_chunks = any(each.wants_chunks for each in observers)
 
     def phase(self, wave: int, name: str) -> None:
         for each in self._observers:
@@ -176,6 +207,10 @@ class Forwarding:
         for each in self._observers:
             each.staged(documents)
 
+    def sent(self, chunks: Sequence[Chunk]) -> None:
+        for each in self._observers:
+            each.sent(chunks)
+
     def settled(self, delivered: int, pending: int, failed: int) -> None:
         for each in self._observers:
             each.settled(delivered, pending, failed)
@@ -195,6 +230,10 @@ class Forwarding:
     def about(self, plan: str) -> None:
         for each in self._observers:
             each.about(plan)
+
+    def traced(self, trace: str, span: str) -> None:
+        for each in self._observers:
+            each.traced(trace, span)
 
 
 _LONG_S: Final = 10.0
@@ -230,16 +269,19 @@ class PhaseTracker:
         wave: number of the current wave.
         name: name of the current phase; "" between two phases.
         plan: the plan of a flow that calls are about; "" if there is only one, or all are meant.
+        trace, span: ids of the trace and span that calls belong to; "": none.
         reported_at: time of the clock of the last report.
     """
 
     wants_live = True
+    wants_chunks = False
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.pace = Pace(clock)
         self.wave = 0
         self.name = self.plan = ""
+        self.trace = self.span = ""
         self._outcome = ""
         self._began = self._progress_at = self.reported_at = clock()
         self._is_quiet = False
@@ -295,6 +337,8 @@ class PhaseTracker:
 
     def staged(self, documents: int) -> None: ...
 
+    def sent(self, chunks: Sequence[Chunk]) -> None: ...
+
     def settled(self, delivered: int, pending: int, failed: int) -> None:
         self.end_phase()
         if delivered or failed or pending != self._pending.get(self.plan):
@@ -322,6 +366,9 @@ class PhaseTracker:
         if plan != self.plan:
             self.end_phase()
         self.plan = plan
+
+    def traced(self, trace: str, span: str) -> None:
+        self.trace, self.span = trace, span
 
     def with_plan(self, text: str) -> str:
         """Put the name of the current plan before a line."""
@@ -572,7 +619,7 @@ class JsonLog(PhaseTracker):
     - ``message``: ``level``, ``text``
     - ``finished``: ``level`` ("error" if something is still pending), and the counts of ``run --json``
 
-    In the run of a flow also ``plan``, where it is about one.
+    In the run of a flow also ``plan``, where it is about one. In a run with spans also ``trace_id`` and ``span_id``.
     """
 
     def __init__(self, stream: Writable, clock: Callable[[], float] = time.monotonic) -> None:
@@ -608,7 +655,8 @@ class JsonLog(PhaseTracker):
     def _write(self, event: str, **values: Any) -> None:
         self.reported_at = self.clock()
         plan = {"plan": self.plan} if self.plan else {}
-        self._stream.write(json.dumps({"time": _now(), "event": event, **plan, **values}) + "\n")
+        trace = {"trace_id": self.trace, "span_id": self.span} if self.trace else {}
+        self._stream.write(json.dumps({"time": _now(), "event": event, **plan, **trace, **values}) + "\n")
         self._stream.flush()
 
 
@@ -618,10 +666,11 @@ def _progress(phase: EndedPhase) -> dict[str, Any]:
 
 
 class LogLines(LineProgress):
-    """Writes the lines of ``LineProgress``, each with its time."""
+    """Writes the lines of ``LineProgress``, each with its time, and in a run with spans with the trace's id."""
 
     def write(self, text: str) -> None:
-        super().write(f"{_now()} {text}")
+        trace = f"trace_id={self.trace} " if self.trace else ""
+        super().write(f"{_now()} {trace}{text}")
 
     def finished(self, counts: Mapping[str, int]) -> None:
         super().finished(counts)

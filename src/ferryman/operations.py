@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from ferryman import account, limits
@@ -18,7 +21,12 @@ from ferryman.engine.migration import migrate
 from ferryman.engine.run import Run
 from ferryman.engine.settings import RunSettings, SparkSettings
 from ferryman.engine.summary import FlowSummary, Summary
+from ferryman.engine.watch import EventWatch
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
+from ferryman.monitoring.metrics import MonitoredPlan
+from ferryman.monitoring.metrics import parse_target as parse_metrics_target
+from ferryman.monitoring.run import MonitoredRun, monitor
+from ferryman.monitoring.spans import wants_spans
 from ferryman.observe import Observer, default_observer
 from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
 from ferryman.plan.nodes import remembering_steps
@@ -32,6 +40,7 @@ from ferryman.state.state import (
     COUNTED,
     IDENTITY,
     READERS,
+    RUNS,
     SETTLED,
     TABLES,
     WAVE,
@@ -66,6 +75,8 @@ class RunOptions(TypedDict, total=False):
     all."""
     every: float | None
     """keep scanning, with this many seconds from start to start; None: one scan."""
+    watch: bool
+    """look at what changes as soon as that is noticed, and scan all of it ``every`` so many seconds, 600 by default."""
     allow_deletes: bool | Collection[str]
     """let a scan delete more than a source's ``max_deleted``: of everything, or of these first-level folders."""
     accept_changes: bool
@@ -88,6 +99,11 @@ class RunOptions(TypedDict, total=False):
     take_over: bool
     """be the driver of a state in an object store at once, although another one seems to hold it, which you know to be
     dead."""
+    metrics: str | None
+    """a file for node exporter, or an address such as ``:9464``, where Prometheus finds this run's metrics: see
+    ``ferryman.metrics``."""
+    openlineage: str | None
+    """URL of a lineage server, or a file, for OpenLineage's events of this run."""
     observer: Observer | None
     """receives the progress; by default lines on stderr in a notebook, and nothing elsewhere."""
 
@@ -99,6 +115,7 @@ _DEFAULTS: Final[RunOptions] = {
     "conf": None,
     "wait": None,
     "every": None,
+    "watch": False,
     "allow_deletes": False,
     "accept_changes": False,
     "from_version": None,
@@ -108,6 +125,8 @@ _DEFAULTS: Final[RunOptions] = {
     "notify": (),
     "preflight": True,
     "take_over": False,
+    "metrics": None,
+    "openlineage": None,
     "observer": None,
 }
 
@@ -163,26 +182,115 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
         raise UsageError("\n".join(findings))
     if state is None:
         driver.check_default_state(chosen["spark"])
+    roots = _roots_of(plan, state)
+    endless = _period_of(chosen) is not None
+    monitored = monitor_of(plan, roots, chosen["metrics"], chosen["openlineage"], endless=endless)
+    with monitored(observer) as run:
+        if isinstance(plan, Flow):
+            flow_summary = _run_flow(plan, chosen, targets, run)
+            run.ended(flow_summary.plans, flow_summary.errors)
+            return flow_summary
+        summary = _run_one(plan, chosen, targets, run)
+        run.ended({"": summary})
+        return summary
+
+
+def monitor_of(
+    plan: Plan | Flow,
+    roots: StatePath | Mapping[str, StatePath],
+    metrics: str | None,
+    openlineage: str | None,
+    *,
+    endless: bool,
+) -> Callable[[Observer], AbstractContextManager[MonitoredRun]]:
+    """Return a function that monitors a run: given its observer, it returns a context with the one to run with.
+
+    Args:
+        roots: root of the plan's state; of a flow, by the labels of its plans.
+        metrics, openlineage: see ``RunOptions``.
+
+    Raises:
+        UsageError: metrics or events can never be written or sent there.
+    """
+    to_metrics = None if metrics is None else parse_metrics_target(metrics)
+    to_lineage = None
+    if openlineage is not None:
+        from ferryman.monitoring.lineage import parse_target as parse_lineage_target
+
+        to_lineage = parse_lineage_target(openlineage)
     if isinstance(plan, Flow):
-        return _run_flow(plan, chosen, targets, observer)
-    if (older := chosen["from_version"]) is not None:
+        assert isinstance(roots, Mapping)
+        plans = {plan.label(each): MonitoredPlan(each, roots[plan.label(each)]) for each in plan.plans}
+    else:
+        assert not isinstance(roots, Mapping)
+        plans = {"": MonitoredPlan(plan, roots)}
+    flow = plan.name if isinstance(plan, Flow) else ""
+    return partial(
+        monitor,
+        flow,
+        plans,
+        metrics=to_metrics,
+        openlineage=to_lineage,
+        spans=wants_spans(),
+        endless=endless,
+    )
+
+
+def _roots_of(plan: Plan | Flow, state: str | StatePath | None) -> StatePath | dict[str, StatePath]:
+    if isinstance(plan, Flow):
+        return {plan.label(each): state_root(each, state) for each in plan.plans}
+    return state_root(plan, state)
+
+
+def _run_one(plan: Plan, options: RunOptions, targets: Sequence[NotifyTarget], observer: Observer) -> Summary:
+    state = options["state"]
+    if (older := options["from_version"]) is not None:
         plan.freeze()
         migrate(state_root(plan, state), plan, older)
-    with driver.drive(
-        plan,
-        state,
-        _spark_of(chosen),
-        accept_changes=chosen["accept_changes"],
-        preflight=chosen["preflight"],
-        take_over=chosen["take_over"],
-        observer=observer,
-    ) as (locked_state, runner):
+    with (
+        _watching({"": plan}, options, observer) as watch,
+        driver.drive(
+            plan,
+            state,
+            _spark_of(options),
+            accept_changes=options["accept_changes"],
+            preflight=options["preflight"],
+            take_over=options["take_over"],
+            observer=observer,
+        ) as (locked_state, runner),
+    ):
         return Run(
             locked_state,
             runner,
             observer,
-            _settings_of(chosen, targets),
-        ).run(chosen["every"])
+            _settings_of(options, targets),
+        ).run(_period_of(options), watch)
+
+
+def _period_of(options: RunOptions) -> float | None:
+    """Return the seconds between two full scans; None: there is one only."""
+    if options["every"] is None and options["watch"]:
+        return limits.WATCH_EVERY_S
+    return options["every"]
+
+
+@contextlib.contextmanager
+def _watching(plans: Mapping[str, Plan], options: RunOptions, observer: Observer) -> Iterator[EventWatch | None]:
+    """EventWatch the sources of the plans within the block, if that was asked for."""
+    every = _period_of(options)
+    if not options["watch"] or every is None:
+        yield None
+        return
+
+    def report(plan: str, message: str) -> None:
+        if plan:
+            observer.about(plan)
+        observer.message(message)
+        if plan:
+            observer.about("")
+
+    with EventWatch(plans, every, report) as watch:
+        yield watch
 
 
 def _spark_of(options: RunOptions) -> SparkSettings:
@@ -191,7 +299,7 @@ def _spark_of(options: RunOptions) -> SparkSettings:
 
 def _settings_of(options: RunOptions, targets: Sequence[NotifyTarget]) -> RunSettings:
     return RunSettings(
-        wait=options["wait"],
+        wait=0 if options["watch"] else options["wait"],
         allow_deletes=options["allow_deletes"],
         notify=targets,
         max_pending=options["max_pending"],
@@ -209,6 +317,7 @@ def _run_flow(flow: Flow, options: RunOptions, targets: Sequence[NotifyTarget], 
     if options["reset_state"]:
         raise UsageError(f"flow {flow.name}: reset_state is for one plan: run that plan alone with it first.")
     with (
+        _watching({flow.label(plan): plan for plan in flow.plans}, options, observer) as watch,
         take_plans(flow, options["state"], options["accept_changes"], take_over=options["take_over"]) as plans,
         driver.open_runner(
             flow.name,
@@ -225,7 +334,7 @@ def _run_flow(flow: Flow, options: RunOptions, targets: Sequence[NotifyTarget], 
             trusted,
             observer,
             _settings_of(options, targets),
-        ).run(options["every"])
+        ).run(_period_of(options), watch)
 
 
 # --- follow a document through the plans of a flow ---
@@ -291,6 +400,7 @@ _ATTEMPTS: Final = 5
 
 _COPY = "restore this file from a copy of the state directory"
 _REMOVE = "remove this file: everything is then counted again"
+_FORGET = "remove this file: it lists past runs, and only questions read it"
 
 
 @explain_errors_of_state
@@ -335,6 +445,11 @@ def _inspect(root: StatePath) -> list[Finding]:
             findings[str(path)] = Finding(str(path), "it does not match the tables, counted again", _REMOVE)
     except StateDamaged as e:
         findings[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else e.remedy or _COPY)
+    try:
+        if files.exists(root / RUNS):
+            files.unseal(root / RUNS)
+    except StateDamaged as e:
+        findings[e.path] = Finding(e.path, e.what, _FORGET)
     return list(findings.values())
 
 
@@ -474,6 +589,7 @@ def resolve(
     document: str | None = None,
     destination: str | None = None,
     source: str | None = None,
+    reason: str | None = None,
     why: str = "",
 ) -> Retried:
     """Record what became of deliveries in doubt (at-most-once, killed in flight), or give up what failed.
@@ -487,9 +603,8 @@ def resolve(
     """
     if word.lower() not in RESOLUTIONS:
         raise UsageError(f"resolve as {word!r}: choose one of {', '.join(RESOLUTIONS)}.")
-    return submit_command(
-        plan, state, Command(_RESOLVE + word.lower(), current_user(), why, None, document, destination, source)
-    )
+    command = Command(_RESOLVE + word.lower(), current_user(), why, None, document, destination, source, reason=reason)
+    return submit_command(plan, state, command)
 
 
 # --- retry, and how an operator's command reaches the state ---
@@ -514,6 +629,7 @@ def retry(
     document: str | None = None,
     destination: str | None = None,
     source: str | None = None,
+    reason: str | None = None,
     force: bool = False,
     dirty: bool = False,
     forget: bool = False,
@@ -533,23 +649,24 @@ def retry(
         raise UsageError("force and dirty: force reads again in any case, give one of them.")
     verb = "retry --force" if force else "dirty" if dirty else "retry"
     if forget:
-        _forget_answers(plan, existing_state(plan, state, "retry"), status, document, destination, source)
+        _forget_answers(plan, existing_state(plan, state, "retry"), status, document, destination, source, reason)
     statuses = None if status is None else frozenset(named_statuses(status)[0])
-    return submit_command(plan, state, Command(verb, current_user(), why, statuses, document, destination, source))
+    command = Command(verb, current_user(), why, statuses, document, destination, source, reason=reason)
+    return submit_command(plan, state, command)
 
 
 def _forget_answers(plan: Plan, root: StatePath, *which: str | None) -> None:
     """Forget what steps of the plan that remember answered for documents.
 
     Args:
-        which: status, document, destination and source of their deliveries; None: any.
+        which: status, document, destination, source and reason of their deliveries; None: any.
     """
     from ferryman.remembered.upkeep import store_of  # it would make each start slower
 
-    status, document, destination, source = which
+    status, document, destination, source, reason = which
     ids = set() if document is None else {document}
-    if document is None or status or destination or source:
-        rows = account.deliveries(root, plan=plan, status=status, destination=destination, source=source)
+    if document is None or status or destination or source or reason:
+        rows = account.deliveries(root, plan=plan, status=status, destination=destination, source=source, reason=reason)
         ids = {row["origin"] for row in rows if document in (None, row["document"], row["origin"])}
     for step in remembering_steps(plan.nodes):
         keeper = store_of(step.name, step.remember, root.parent)

@@ -10,9 +10,11 @@ import pytest
 
 from ferryman import Document, Dropped
 from ferryman.cli import demo_plan, demo_vectors_plan, start
+from ferryman.cli.search import find_hits
 from ferryman.errors import BadDocument, UsageError
 from ferryman.plan.load import load_plan
 from tests.support.plan_world import run_plan
+from tests.support.site_server import SiteServer
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 
@@ -132,6 +134,23 @@ def test_questions_are_answered_by_meaning_that_words_do_not_answer(
     for by_words, by_meaning, module in zip(answers[::2], answers[1::2], ("csv", "gettext", "sqlite3"), strict=True):
         assert by_words.splitlines()[1] == "(nothing)"
         assert any(f"  {module}" in line for line in by_meaning.splitlines()[1:3]), by_meaning
+    assert not (tmp_path / "broken").exists()
+
+
+def test_a_site_is_indexed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its pages without their navigation; files that are not pages are dropped."""
+    pytest.importorskip("trafilatura")
+    with SiteServer() as site:
+        site.page("/docs/", "How the ferry crosses the river on a rope of hemp", "/docs/a.pdf", "/elsewhere")
+        site.put("/docs/a.pdf", b"%PDF-1.4", mime="application/pdf")
+        start.prepare(tmp_path, site=f"{site.url}/docs/")
+        plan = load_plan(str(tmp_path / "site.py"))
+        summary = run_plan(plan, tmp_path / "state")
+        start.print_site_steps(tmp_path, site.url)
+        assert (summary.exit, summary.delivered, summary.dropped) == (0, 1, 1)
+        [hit] = find_hits(str(tmp_path / "site.db"), "hemp", limit=5)
+        assert f"{site.url}/docs/" in str(hit)
+    assert "search" in capsys.readouterr().out
     assert not (tmp_path / "broken").exists()
 
 

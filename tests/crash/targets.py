@@ -14,8 +14,10 @@ import cloudpickle
 import psycopg
 from psycopg import sql
 
-from ferryman.destinations import Destination, OpenSearch, Solr, Sql
+from ferryman.destinations import Cassandra, Destination, OpenSearch, Solr, Sql
+from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
+from ferryman.net.cassandra import CassandraServers
 from ferryman.plan import Plan
 from ferryman.sources import Files
 from tests.crash import scenario
@@ -84,6 +86,28 @@ def _postgres_contents(server: Any, place: str) -> dict[str, str]:
     return {id: text for id, (operation, text) in last.items() if operation == "upsert"}
 
 
+def _table(place: str) -> str:
+    return "t_" + "".join(c if c.isalnum() else "_" for c in place)
+
+
+class LongNumbers(Cassandra):
+    """Its operator has made the field an index of numbers: one that is none is refused."""
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        fit = [d for d in chunk if d.operation == "delete" or isinstance(d.fields.get(FIELD), int)]
+        answers = iter(super().write(fit))
+        return [next(answers) if d in fit else Outcome.permanent(f"{FIELD} is not a number") for d in chunk]
+
+
+def _cassandra(server: Any, place: str) -> Destination:
+    return LongNumbers(server.url, "crash", _table(place))
+
+
+def _cassandra_contents(server: Any, place: str) -> dict[str, str]:
+    with CassandraServers(server.url).connection() as reader:
+        return {row.id: row.text for row in reader.rows(f"SELECT id, text FROM crash.{_table(place)}")}
+
+
 TARGETS = {
     "opensearch": Target(
         "opensearch",
@@ -101,6 +125,14 @@ TARGETS = {
             f"from ferryman.destinations import Sql\nout = Sql({server.url!r}, {place!r}, mode='append')"
         ),
         _postgres_contents,
+    ),
+    "cassandra": Target(
+        "cassandra",
+        _cassandra,
+        lambda server, place: (
+            f"from ferryman.destinations import Cassandra\nout = Cassandra({server.url!r}, 'crash', {_table(place)!r})"
+        ),
+        _cassandra_contents,
     ),
 }
 

@@ -35,7 +35,7 @@ FIRST = "postgres"
 
 
 def _in_every_run(name: str, point: str) -> bool:
-    return point in SHORT and (name == FIRST or (name != "solr" and point == "deliver.sent"))
+    return point in SHORT and (name == FIRST or (name == "opensearch" and point == "deliver.sent"))
 
 
 DOCUMENTS = 3000

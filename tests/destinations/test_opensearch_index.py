@@ -6,10 +6,11 @@ import logging
 
 import pytest
 
-from ferryman.destinations import OpenSearch
-from ferryman.errors import Misconfigured, PermanentError
+from ferryman.destinations import Elasticsearch, OpenSearch
+from ferryman.errors import Misconfigured, PermanentError, PlanError
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.search_index import SearchIndex, index, kinds, opened, opensearch
+from tests.servers.opensearch import OpenSearchServer
 
 __all__ = ["index", "opensearch"]
 
@@ -135,3 +136,31 @@ def test_a_blocked_index_is_waited_for(index: SearchIndex) -> None:
     assert {(o.kind, o.universal) for o in outcomes} == {("transient", True)}
     index.ask("PUT", "/_settings", {"index.blocks.read_only_allow_delete": None})
     assert kinds(writer.write([delivery("a", 1), delivery("b", 2)])) == ["ok", "ok"]
+
+
+def test_a_data_stream_is_refused(opensearch: OpenSearchServer, index: SearchIndex) -> None:
+    """Also one of several backing indices; the reason is said."""
+    root = SearchIndex(opensearch.url, "")
+    name = index.name.replace("_", "-").lower()
+    template = {"index_patterns": [f"{name}*"], "data_stream": {}, "priority": 500}
+    root.ask("PUT", f"_index_template/{name}", template)
+    root.ask("PUT", f"_data_stream/{name}")
+    for made in (OpenSearch, Elasticsearch):
+        with pytest.raises(Misconfigured, match="is a data stream, which takes new documents only: no versions"):
+            made(opensearch.url, name).check()
+    root.ask("POST", f"{name}/_rollover")
+    with pytest.raises(Misconfigured, match="is a data stream"):
+        OpenSearch(opensearch.url, name).check()
+    with pytest.raises(Misconfigured, match="data stream"):  # one that the template would make
+        OpenSearch(opensearch.url, f"{name}-2").check()
+    root.ask("DELETE", f"_data_stream/{name}")
+    root.ask("DELETE", f"_index_template/{name}")
+
+
+def test_elasticsearch_goes_by_its_name() -> None:
+    """In messages and representations; all else is the twin's."""
+    made = Elasticsearch("http://host:9200", "plays")
+    assert repr(made) == "Elasticsearch('http://host:9200/plays')"
+    assert made.target() == OpenSearch("http://host:9200", "plays").target()
+    with pytest.raises(PlanError, match=r"Elasticsearch\('http://host', 'Plays'\): an index has a name of lower-case"):
+        Elasticsearch("http://host", "Plays")

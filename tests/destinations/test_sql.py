@@ -195,7 +195,7 @@ def test_target_shows_no_password(path: Path) -> None:
     [
         (lambda: Sql("sqlite://"), "in memory"),
         (lambda: Sql("sqlite:///:memory:"), "in memory"),
-        (lambda: Sql("mysql://me:secret@host/db"), "mysql is not supported"),
+        (lambda: Sql("mssql+pyodbc://me:secret@host/db"), "mssql is not supported"),
         (lambda: Sql("out.db"), "sqlite:///index.db"),
         (lambda: Sql("sqlite:///x.db", mode="replace"), "'upsert' or 'append'"),  # type: ignore[arg-type]
         (lambda: Sql("sqlite:///x.db", table=""), "needs a name"),

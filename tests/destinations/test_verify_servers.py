@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+import redis
 import urllib3
 
-from ferryman.destinations import Destination, OpenSearch, Solr, Sql
+from ferryman.destinations import Destination, OpenSearch, Redis, Solr, Sql
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.verification import Verification, adopt, verify
+from tests.destinations.mysql import MySqlDatabase, mysql_database
 from tests.destinations.postgres import Database, database, postgres
 from tests.destinations.search_index import SearchIndex, index, opensearch
+from tests.servers.redis import PASSWORD, RedisServer
 from tests.servers.solr import SolrServer
 from tests.support.plan_world import PlanWorld
 
-__all__ = ["database", "index", "opensearch", "postgres"]
+__all__ = ["database", "index", "mysql_database", "opensearch", "postgres"]
 
 IDS = [f"library/shelf-{n % 7}/volume-{n:04d}-of-the-catalogue" for n in range(500)]
 CHANGED, OLDER, LOST, DELETED = IDS[:100], IDS[100:200], IDS[200:300], IDS[300:400]
@@ -69,6 +72,67 @@ class InPostgres:
     def put_back(self, ids: Sequence[str]) -> None:
         self.lose(ids)
         self._database.query("INSERT INTO documents SELECT * FROM saved WHERE id = ANY(%s)", list(ids))
+
+
+class InMySql:
+    def __init__(self, database: MySqlDatabase) -> None:
+        self._database = database
+
+    def save(self) -> None:
+        self._database.query("CREATE TABLE saved AS SELECT * FROM documents")
+
+    def change(self, ids: Sequence[str]) -> None:
+        for share, statement in enumerate(
+            (
+                "SET title = 'other'",
+                "SET fields = JSON_SET(fields, '$.price', 1.26)",
+                "SET text = CONCAT(text, '.')",
+                "SET `rank` = `rank` + 1",
+            )
+        ):
+            self._database.query(f"UPDATE documents {statement} WHERE id IN %s", list(ids[share::4]))
+
+    def lose(self, ids: Sequence[str]) -> None:
+        self._database.query("DELETE FROM documents WHERE id IN %s", list(ids))
+
+    def put_back(self, ids: Sequence[str]) -> None:
+        self.lose(ids)
+        self._database.query("INSERT INTO documents SELECT * FROM saved WHERE id IN %s", list(ids))
+
+
+class InRedis:
+    """A document that is put back has its entry in the table of versions, too, as in a copy of the database."""
+
+    def __init__(self, client: redis.Redis, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._versions = f"ferryman:{prefix}versions"
+
+    def save(self) -> None:
+        self._saved: dict[str, Any] = {}
+        for id, version in self._client.hgetall(self._versions).items():
+            self._saved[id.decode()] = (version, self._client.hgetall(f"{self._prefix}{id.decode()}"))
+
+    def change(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            self._client.hset(f"{self._prefix}{id}", "title", "other")
+
+    def lose(self, ids: Sequence[str]) -> None:
+        self._client.delete(*(f"{self._prefix}{id}" for id in ids))
+
+    def put_back(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            version, fields = self._saved[id]
+            self._client.hset(self._versions, id, version)
+            self._client.delete(f"{self._prefix}{id}")
+            self._client.hset(f"{self._prefix}{id}", mapping=fields)
+
+
+@pytest.fixture
+def in_redis(server: Callable[[str], RedisServer], tmp_path: Path) -> Iterator[tuple[Redis, InRedis]]:
+    real, prefix = server("redis"), f"{tmp_path.name}:"
+    with redis.Redis(port=real.port, password=PASSWORD) as client:
+        yield Redis(real.url, prefix), InRedis(client, prefix)
 
 
 class InOpenSearch:
@@ -176,6 +240,22 @@ def test_postgresql(tmp_path: Path, database: Database) -> None:
     check_differences(tmp_path, destination, InPostgres(database))
 
 
+@pytest.mark.server
+def test_mysql(tmp_path: Path, mysql_database: MySqlDatabase) -> None:
+    """Hand edits of text, JSON and copied columns; numbers that a type prints in another way are none."""
+    columns = {"title": "title", "price": "price", "rank": "rank"}
+    destination = Sql(mysql_database.url, columns=columns)
+    destination.check()
+    mysql_database.query("ALTER TABLE documents MODIFY price DECIMAL(30, 4), MODIFY `rank` INT")
+    check_differences(tmp_path, destination, InMySql(mysql_database))
+
+
+@pytest.mark.server
+def test_redis(tmp_path: Path, in_redis: tuple[Redis, InRedis]) -> None:
+    """What is read back is compared with what was written."""
+    check_differences(tmp_path, *in_redis)
+
+
 KINDS = {
     "numeric(10,2)": (1.256, "1.25"),
     "numeric": ("1.2500", "1.2501"),
@@ -273,6 +353,18 @@ def check_older_copies(folder: Path, destination: Destination, store: Store) -> 
 def test_older_copies_with_postgresql(tmp_path: Path, database: Database) -> None:
     """Its table of writers tells."""
     check_older_copies(tmp_path, Sql(database.url), InPostgres(database))
+
+
+@pytest.mark.server
+def test_older_copies_with_mysql(tmp_path: Path, mysql_database: MySqlDatabase) -> None:
+    """Its table of writers tells."""
+    check_older_copies(tmp_path, Sql(mysql_database.url), InMySql(mysql_database))
+
+
+@pytest.mark.server
+def test_older_copies_with_redis(tmp_path: Path, in_redis: tuple[Redis, InRedis]) -> None:
+    """The highest sequence of the state tells."""
+    check_older_copies(tmp_path, *in_redis)
 
 
 @pytest.mark.server

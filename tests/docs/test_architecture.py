@@ -32,10 +32,13 @@ _OF_PLANS = {
     **crash.STOPS,
     **crash.MEMORY,
     **crash.CHANGES,
+    **crash.STREAM,
     **crash.ONCE,
     **crash.VERIFY,
     **crash.REMEMBERED,
     **crash.KAFKA,
+    **crash.MIRROR,
+    **crash.IMPORT,
 }
 POINTS = {**_OF_PLANS, **dict.fromkeys(QUEUES, DRIVER)}
 PREFIXES = {point.partition(".")[0] for point in POINTS}
@@ -145,13 +148,16 @@ def test_the_folders_are_those_of_a_state() -> None:
                 "migrated.json",
                 "counted.json",
                 "notified.json",
+                "mirrored.json",
                 "passed.json",
+                "runs.json",
                 "targets.json",
                 "verified.json",
                 "lock",
                 READERS,
             ),
             "state/<name>",  # and exports/<name>
+            "streams/<source>",
         }
     )
 

@@ -42,6 +42,9 @@ PAGES = [
     "verify-an-index",
     "prove-a-plan",
     "run-on-a-schedule",
+    "watch-a-folder",
+    "metrics-and-alerts",
+    "lineage",
     "run-in-a-container",
     "back-up-and-move",
 ]

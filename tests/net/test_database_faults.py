@@ -110,9 +110,9 @@ DECIDED: list[tuple[Exception, type[DeliveryError] | None]] = [
     (of_sqlite(sqlite3.SQLITE_IOERR_NOMEM), TransientError),
     (of_sqlite(sqlite3.SQLITE_BUSY_SNAPSHOT), Unavailable),
     (of_sqlite(sqlite3.SQLITE_ERROR), None),
-    (of_driver("pymysql.err", 1045, "Access denied for user"), None),
-    (of_driver("pymysql.err", 1049, "Unknown database"), None),
-    (of_driver("pymysql.err", 1054, "Unknown column"), None),
+    (of_driver("pymysql.err", 1045, "Access denied for user"), Misconfigured),
+    (of_driver("pymysql.err", 1049, "Unknown database"), Misconfigured),
+    (of_driver("pymysql.err", 1054, "Unknown column"), Misconfigured),
     (of_driver("pyodbc", "42S02", "Invalid object name", kind="ProgrammingError"), None),
     (of_driver("oracledb.exceptions", "DPY-6005: cannot connect to database"), Unavailable),
     (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -41,3 +42,17 @@ def cached(name: str, fill: Callable[[Path], None]) -> Path:
                 shutil.rmtree(made, ignore_errors=True)
                 raise
     return wanted
+
+
+def installed_by_apt(package: str, program: str) -> None:
+    """Install a package of Debian's, without starting its services, if its program is missing and that is allowed."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / f"{package}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if Path(program).exists() or os.geteuid() != 0 or not shutil.which("apt-get"):
+            return
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        install = ["apt-get", "install", "--yes", "--no-install-recommends", package]
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+        subprocess.run(["apt-get", "update"], check=False, **quiet)  # an old list may still do
+        subprocess.run(install, check=False, env=environment, **quiet)

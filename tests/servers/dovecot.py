@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
@@ -10,16 +9,13 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.servers.cache import Missing, cache_folder
+from tests.servers.cache import Missing, installed_by_apt
 from tests.servers.server import Server
 
 PASSWORD: Final = "c0d-in-the-fj0rd"
 """Every user's; a test makes users of its own by logging in."""
 
 PROGRAM: Final = "/usr/sbin/dovecot"
-APT_S: Final = 280
-"""pytest stops a test, and the fixtures it waits for, after 300 s."""
-
 CONFIG: Final = """\
 protocols = imap
 listen = 127.0.0.1
@@ -94,16 +90,7 @@ class Dovecot(Server):
 
     @classmethod
     def install(cls) -> Path:
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        with (cache_folder() / "dovecot-imapd.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not Path(PROGRAM).exists() and os.geteuid() == 0 and shutil.which("apt-get"):
-                environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-                for words in (["update"], ["install", "--yes", "--no-install-recommends", "dovecot-imapd"]):
-                    subprocess.run(
-                        ["apt-get", *words], check=False, env=environment, timeout=APT_S, stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    )  # fmt: skip
+        installed_by_apt("dovecot-imapd", PROGRAM)
         if not Path(PROGRAM).exists():
             raise Missing("Dovecot is missing: install it (Debian, Ubuntu: apt-get install dovecot-imapd)")
         return Path("/usr")

@@ -59,7 +59,7 @@ def test_the_id_is_that_of_the_key(key: Any, id: str) -> None:
     assert read_event(message(key), message(event("c", {"n": 1}))).id == id
 
 
-@pytest.mark.parametrize("placeholder", [*UNAVAILABLE, ["__debezium_unavailable_value"]])
+@pytest.mark.parametrize("placeholder", [*sorted(UNAVAILABLE), ["__debezium_unavailable_value"]])
 @pytest.mark.rule("tables.omitted")
 def test_a_placeholder_is_never_a_value(placeholder: Any) -> None:
     after = {"id": 7, "body": placeholder}

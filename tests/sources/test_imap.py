@@ -474,6 +474,10 @@ def test_a_token(ann: Account, proxy: ImapProxy, monkeypatch: pytest.MonkeyPatch
     assert "t0ken-secret" not in str(raised.value)
 
 
+def test_few_deletes_are_believed_behind_a_login() -> None:
+    assert Imap("imap.example.org").max_deleted == 0.1
+
+
 def test_a_missing_variable(ann: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("IMAP_PASSWORD")
     with pytest.raises(Misconfigured, match="the environment variable IMAP_PASSWORD is not set"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.errors import UsageError
-from ferryman.sources.folder import Globs
+from ferryman.sources.globs import Globs
 
 TAKEN = [
     ("**/*", "a", True),

@@ -1,4 +1,4 @@
-"""The ``Sql`` source, over SQLite and PostgreSQL."""
+"""The ``Sql`` source, over SQLite, PostgreSQL, MariaDB and MySQL."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.destinations.mysql import MySqlDatabase, mysql_database
 from tests.destinations.postgres import Database, database, postgres
 from tests.servers.postgres import PASSWORD
 
@@ -19,7 +20,7 @@ from ferryman.sources import Listed, Source, Sql
 from ferryman.sources.sql import FETCH_ROWS, Range
 from ferryman.testing.sources import SourceSuite
 
-__all__ = ["database", "postgres"]
+__all__ = ["database", "mysql_database", "postgres"]
 
 ROWS = "CREATE TABLE articles (id integer PRIMARY KEY, title text, body text, at text)"
 QUERY = "SELECT id, title, body, at FROM articles ORDER BY id"
@@ -64,6 +65,29 @@ class TestChangedOnSQLite(TestOnSQLite):
 
 
 class TestSplitOnSQLite(TestOnSQLite):
+    more = {"split": "id", "pieces": 3}  # noqa: RUF012
+
+
+class TestOnMySql(TestOnSQLite):
+    @pytest.fixture(autouse=True)
+    def _database(self, mysql_database: MySqlDatabase) -> None:
+        self.database = mysql_database
+
+    def url(self, folder: Path) -> str:
+        return self.database.url
+
+    def run(self, folder: Path, *statements: str) -> None:
+        for statement in statements:
+            self.database.query(statement)
+
+
+@pytest.mark.slow
+class TestChangedOnMySql(TestOnMySql):
+    more = {"changed": "at"}  # noqa: RUF012
+
+
+@pytest.mark.slow
+class TestSplitOnMySql(TestOnMySql):
     more = {"split": "id", "pieces": 3}  # noqa: RUF012
 
 
@@ -148,6 +172,56 @@ def test_values_become_json(database: Database) -> None:
         "percent": "50% off",
         "modulo": 2,
     }
+
+
+def test_values_of_mysql_become_json(mysql_database: MySqlDatabase) -> None:
+    """Exact to the last digit; a TIMESTAMP in UTC, whatever the server's time zone is; a percent sign and a colon in
+    the query are themselves."""
+    mysql_database.query(
+        "CREATE TABLE things (id VARCHAR(50) PRIMARY KEY, price DECIMAL(30,10), big BIGINT UNSIGNED, ratio DOUBLE, "
+        "moment TIMESTAMP NULL, local DATETIME(3), day DATE, flag BOOLEAN, data VARBINARY(9), doc JSON, word TEXT)"
+    )
+    mysql_database.query(
+        "INSERT INTO things VALUES ('a#1', 12345678901234567890.0123456789, 18446744073709551615, 0.1, "
+        "FROM_UNIXTIME(1714557600), '2024-05-01 10:00:00.125', '2024-05-01', TRUE, x'00ff', '[1]', '100% a:b')"
+    )
+    query = "SELECT *, '%s :x' AS `per%cent` FROM things WHERE word LIKE '%a:b'"
+    source = Sql(mysql_database.url, query, id="id", changed="moment")
+    source.check()
+    [listed] = source.listing(Range())
+    assert isinstance(listed, Listed)
+    document = source.read(listed)
+    assert (document.id, document.fields) == (
+        "a#1",
+        {
+            "id": "a#1",
+            "price": "12345678901234567890.0123456789",
+            "big": 2**64 - 1,
+            "ratio": 0.1,
+            "moment": "2024-05-01T10:00:00",
+            "local": "2024-05-01T10:00:00.125000",
+            "day": "2024-05-01",
+            "flag": 1,
+            "data": "AP8=",
+            "doc": "[1]",
+            "word": "100% a:b",
+            "per%cent": "%s :x",
+        },
+    )
+
+
+def test_errors_of_mysql(mysql_database: MySqlDatabase) -> None:
+    """What its user has to correct; a server that is away is waited for."""
+    with pytest.raises(UsageError, match=r"doesn't exist.*: correct the URL, the query or the rights"):
+        Sql(mysql_database.url, "SELECT id FROM nowhere", id="id").check()
+    with pytest.raises(UsageError, match="Access denied"):
+        Sql(mysql_database.url.replace("not-so-secret", "wrong"), "SELECT 1 AS id", id="id").check()
+    mysql_database.server.kill()
+    try:
+        with pytest.raises(TransientError, match="it is tried again"):
+            Sql(mysql_database.url, "SELECT 1 AS id", id="id").check()
+    finally:
+        mysql_database.server.start()
 
 
 def test_an_instant_is_the_same_in_every_time_zone(database: Database) -> None:

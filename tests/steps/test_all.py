@@ -45,6 +45,7 @@ STEPS: list[Callable[[Document], Document]] = [
     steps.reformat_date("a", "%Y", formats=["%d.%m.%Y", "epoch_second"], to_zone="Europe/Paris"),
     steps.drop_if(is_draft, "a draft"),
     steps.fetch_url("link", timeout_s=1, hosts=["localhost"]),
+    steps.main_text(),
     steps.extract_text(languages=["en"], prefix="text_"),
     steps.read_xml({"a": "//b"}, {"dc": "urn:dc"}),
     steps.split_text(by="characters", size=10),

@@ -1,6 +1,8 @@
 """Queries about every document, answered from committed facts, without Spark and without a lock."""
 
 from ferryman.account.families import incomplete_families as incomplete_families
+from ferryman.account.figures import Figures as Figures
+from ferryman.account.figures import figures as figures
 from ferryman.account.queries import StateTables as StateTables
 from ferryman.account.queries import activity as activity
 from ferryman.account.queries import by_node as by_node
@@ -13,6 +15,7 @@ from ferryman.account.queries import iter_deliveries as iter_deliveries
 from ferryman.account.queries import joined_documents as joined_documents
 from ferryman.account.queries import nearest_documents as nearest_documents
 from ferryman.account.queries import not_read as not_read
+from ferryman.account.queries import outcomes as outcomes
 from ferryman.account.queries import outstanding as outstanding
 from ferryman.account.queries import pending_reasons as pending_reasons
 from ferryman.account.queries import reasons as reasons
@@ -22,4 +25,6 @@ from ferryman.account.queries import status as status
 from ferryman.account.queries import stopped as stopped
 from ferryman.account.queries import tables as tables
 from ferryman.account.queries import unread as unread
+from ferryman.account.queries import wave_events as wave_events
+from ferryman.account.queries import wave_times as wave_times
 from ferryman.account.queries import waves as waves

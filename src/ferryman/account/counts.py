@@ -334,6 +334,16 @@ WAVES: Final = 20
 """Number of last waves whose counts are cached."""
 
 
+class EndedRow(msgspec.Struct, frozen=True, array_like=True):
+    """Number of events by which deliveries ended, of a destination, stored status, operation and attempt."""
+
+    destination: str
+    status: str
+    operation: str
+    attempt: int
+    number: int
+
+
 class CachedCounts(msgspec.Struct):
     """Counts as stored in the file.
 
@@ -344,6 +354,7 @@ class CachedCounts(msgspec.Struct):
         waves: the result of ``account.waves``.
         has_not_read: the result of ``account.has_not_read``; None: another version of Ferryman did not count it.
         held: the result of ``account.held_deletes``; None: likewise.
+        ended: the result of ``queries.ended``; None: likewise.
     """
 
     of: tuple[int, int, int]
@@ -352,6 +363,7 @@ class CachedCounts(msgspec.Struct):
     waves: list[dict[str, Any]]
     has_not_read: bool | None = None
     held: int | None = None
+    ended: list[EndedRow] | None = None
 
 
 def version_key(state: State) -> tuple[int, int, int]:
@@ -388,9 +400,10 @@ def save_cached(
     *,
     has_not_read: bool,
     held: int,
+    ended: list[EndedRow],
 ) -> None:
     """Keep what was counted, durably."""
-    cached = CachedCounts(version_key(state), _comparable(reached), status, waves, has_not_read, held)
+    cached = CachedCounts(version_key(state), _comparable(reached), status, waves, has_not_read, held, ended)
     files.replace(state.root / COUNTED, files.seal(cached))
     crash.point("counted.kept")
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.account.counts import WAVES, CachedCounts, load_cached, save_cached
+from ferryman.account.counts import WAVES, CachedCounts, EndedRow, load_cached, save_cached
 from ferryman.account.relations import COUNTS, EVERYTHING, UNSUCCESSFUL, Filter, FilterOptions, View
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
@@ -33,6 +33,7 @@ from ferryman.sources.base import Retained, Source
 from ferryman.sources.log import CombinedLog, Log, Positions
 from ferryman.state.activity import Trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions, next_places, reader_name
+from ferryman.state.outbox import pending_rows
 from ferryman.state.source_memory import load_memory
 from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
 from ferryman.state.targets import load_targets, load_verified
@@ -101,6 +102,47 @@ def outstanding(root: StatePath, plan: Plan) -> dict[str, int]:
     return {name: sum(counts[name] for counts in destinations) for name in OUTSTANDING}
 
 
+def outstanding_by_destination(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
+    """Return destination -> status -> the same for each destination; quick if there are none."""
+    if (cached := _load_cached(root, plan)) is not None:
+        destinations = cached.status["destinations"]
+    elif (rows := retry_read(root, lambda: _outstanding_rows(load_for_reading(root, plan)))) is not None:
+        names = {name for names in destinations_of_sources(plan.nodes).values() for name in names} | rows.keys()
+        if (errors := errors_node(plan.nodes)) is not None:
+            names.add(errors.name)
+        return {name: {**dict.fromkeys(OUTSTANDING, 0), "pending": rows[name]} for name in sorted(names)}
+    else:
+        destinations = _query(root, plan, View.status)["destinations"]
+    return {name: {status: counts[status] for status in OUTSTANDING} for name, counts in destinations.items()}
+
+
+def _outstanding_rows(state: State) -> Counter[str] | None:
+    """Return destination -> rows that are pending in the outbox, if nothing else is outstanding; None: there may be
+    something."""
+    if not _only_rows_outstanding(state):
+        return None
+    rows: Counter[str] = Counter()
+    for file in state.outbox.files.values():
+        rows[file.partition["destination"]] += pending_rows(file)
+    return rows
+
+
+def load_for_reading(root: StatePath, plan: Plan) -> State:
+    """Return a state with its tables as they are now.
+
+    Raises:
+        UsageError: there is no state yet.
+    """
+    state = State(root, plan)
+    if not state.exists:
+        raise UsageError(
+            f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
+        )
+    with state.readers.reading():
+        state.load()
+    return state
+
+
 def outstanding_for_driver(state: State) -> dict[str, int]:
     """Count the outstanding deliveries for the state's driver; quick if there are none."""
     return dict.fromkeys(OUTSTANDING, 0) if _none_outstanding(state) else outstanding(state.root, state.plan)
@@ -109,7 +151,13 @@ def outstanding_for_driver(state: State) -> dict[str, int]:
 def _none_outstanding(state: State) -> bool:
     """Return True if statistics alone show that nothing is outstanding, which they do for most files; False: there may
     be something."""
-    if state.outbox.files or state.outbox.transaction(RANGES):
+    return not state.outbox.files and _only_rows_outstanding(state)
+
+
+def _only_rows_outstanding(state: State) -> bool:
+    """Return True if statistics alone show that nothing is outstanding but rows of the outbox; False: there may be
+    something."""
+    if state.outbox.transaction(RANGES):
         return False
     unsuccessful, waits = pc.field("status").isin(UNSUCCESSFUL), pc.field("due").is_valid()
     try:
@@ -147,6 +195,60 @@ def waves(root: StatePath, limit: int = 5, plan: Plan | None = None) -> list[dic
     return _query(root, plan, lambda view: view.waves(limit)) if cached is None else cached.waves[:limit]
 
 
+def ended(root: StatePath, plan: Plan) -> list[EndedRow]:
+    """Count the events by which deliveries ended."""
+    cached = _load_cached(root, plan)
+    known = None if cached is None else cached.ended
+    return _query(root, plan, View.ended) if known is None else known
+
+
+def done_between(root: StatePath, plan: Plan, after: int, upto: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Count what was done after a wave and up to another; reads only the rows of these waves.
+
+    Returns: destination -> what was delivered or deleted there; source, without logs -> documents that were
+    processed.
+    """
+    return _query(root, plan, lambda view: (view.arrived(after, upto), view.processed(after, upto)))
+
+
+def first_event_of_pending(root: StatePath, plan: Plan, wave: int | None) -> float | None:
+    """Return the time of the first event of any delivery that is pending after an event, and of any delivery since a
+    wave; None: there is none. Of a large state, whose counts are cached, only of deliveries since the wave.
+
+    Args:
+        wave: the first wave with pending rows; None: there are none.
+    """
+    is_large = _load_cached(root, plan) is not None
+    return _query(root, plan, lambda view: view.first_event_of_pending(wave, failed=not is_large))
+
+
+def wave_times(root: StatePath, limit: int = 20, plan: Plan | None = None) -> dict[int, tuple[Any, Any]]:
+    """Return wave -> the times of its first and its last event, for the last waves that have any."""
+    return _query(root, plan, lambda view: view.wave_times(limit))
+
+
+def wave_events(root: StatePath, wave: int, plan: Plan | None = None, *, limit: int = 200) -> list[dict[str, Any]]:
+    """Return the events of a wave, with the ledger's columns: first those of what has not arrived."""
+    query = f"""
+        SELECT {", ".join(LEDGER_COLUMNS)} FROM ledger WHERE wave = {int(wave)}
+        ORDER BY status IN ('INDEXED', 'PROCESSING', 'DROPPED'), ordinal, document, destination LIMIT {int(limit)}
+    """
+    return _query(root, plan, lambda view: view.rows(query))
+
+
+def outcomes(
+    root: StatePath, message: str, plan: Plan | None = None, *, limit: int = 200
+) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Return what has become of the deliveries that an operator's command concerned: how many there are of each status
+    (as shown); and some of them, first those that have not arrived: ``document``, ``destination``, ``status``,
+    ``operation``, ``message``, ``attempt``, ``wave``, ``created``.
+
+    Args:
+        message: of the command's events, see ``state.commands.Command.message``.
+    """
+    return _query(root, plan, lambda view: view.outcomes(message, limit))
+
+
 def cache_counts(state: State, *, replace: bool) -> None:
     """Store the counts that ``status`` shows of a large state. For its driver, between waves.
 
@@ -162,7 +264,8 @@ def cache_counts(state: State, *, replace: bool) -> None:
     with open_view(state.root, state.plan) as view:
         status, last_waves, has_not_read = view.status(reached), view.waves(WAVES), view.has_not_read()
         held = _count_held(view) if _may_hold_deletes(status) else 0
-    save_cached(state, reached, status, last_waves, has_not_read=has_not_read, held=held)
+        ended = view.ended()
+    save_cached(state, reached, status, last_waves, has_not_read=has_not_read, held=held, ended=ended)
 
 
 def cache_differs(root: StatePath, plan: Plan) -> bool:
@@ -700,9 +803,10 @@ def log_counts(state: State | None, plan: Plan) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for node in logs_read(plan.nodes):
         assert isinstance(node.source, Log)
-        found[node.name] = counts = _counts(None if state is None else LogPositions(state, node.name), node.source)
-        if isinstance(node.source, CombinedLog):
-            found |= dict(zip(node.after, _input_counts(node.source, counts["positions"]), strict=True))
+        log = node.source.apart()  # a run in another thread may be reading it
+        found[node.name] = counts = _counts(None if state is None else LogPositions(state, node.name), log)
+        if isinstance(log, CombinedLog):
+            found |= dict(zip(node.after, _input_counts(log, counts["positions"]), strict=True))
     return found
 
 

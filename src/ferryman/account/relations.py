@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypedDict
 import duckdb
 import pyarrow as pa
 
-from ferryman.account.counts import Tables, count
+from ferryman.account.counts import EndedRow, Tables, count
 from ferryman.errors import UsageError
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_read
 from ferryman.plan.structure import reachable_destinations as nodes_reached
@@ -31,6 +31,7 @@ from ferryman.records.rows import (
     PENDING,
     RANGE,
     STOPPED,
+    TERMINAL,
     Status,
     common_form_sql,
     display_status,
@@ -48,6 +49,9 @@ COUNTS: Final = tuple(DISPLAY_STATUSES)
 
 UNSUCCESSFUL: Final = ("DEAD", "ERROR_DOC", "INDEXING")
 """Stored statuses of deliveries that ended without success, or whose outcome is unknown."""
+
+_ENDS: Final = tuple(str(each) for each in Status if each in TERMINAL or each is Status.INDEXING)
+"""Stored statuses of events by which deliveries end; one that is in doubt may end again."""
 
 SOURCE_COUNTS: Final = ("documents", "deleted", "again")
 
@@ -74,6 +78,7 @@ class View:
         self._logs = {n.name: LogPositions(state, n.name) for n in logs_read(state.plan.nodes)}
         state.load_consistently([WAVE, SETTLED, RANGES, *(log.entries_read_id for log in self._logs.values())])
         self.wave = wave = state.outbox.transactions[WAVE]
+        self.settled = state.settled
         staged: dict[str, list[str]] = {"documents": [], "ledger": []}
         if wave > state.outbox.transactions[SETTLED]:
             info = state.outbox.log.find("wave", wave)
@@ -83,6 +88,11 @@ class View:
         self._documents = self._register(state.documents, DOCUMENTS, staged["documents"])
         self._ledger = self._register(state.ledger, LEDGER, staged["ledger"])
         self._register_outbox(state.outbox)
+
+    @property
+    def created(self) -> str:
+        """When the state was created, ISO 8601."""
+        return str(self._state.identity()["created"])
 
     def rows(self, query: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """Return a query's rows as dicts; times as ISO 8601 text."""
@@ -165,6 +175,76 @@ class View:
                 FROM ledger GROUP BY wave
             ) ORDER BY wave DESC LIMIT {int(limit)}
         """)
+
+    def ended(self) -> list[EndedRow]:
+        """Count the events by which deliveries ended."""
+        found = self._db.execute(f"""
+            SELECT destination, status, operation, attempt, count(*) FROM ledger
+            WHERE destination <> '' AND status IN {quote_list(_ENDS)} GROUP BY ALL ORDER BY ALL
+        """)
+        return [EndedRow(*row) for row in found.fetchall()]
+
+    def arrived(self, after: int, upto: int) -> dict[str, int]:
+        """Count what was delivered or deleted at each destination after a wave and up to another."""
+        arrivals = f"SELECT destination, count(*) FROM ledger WHERE status = '{Status.INDEXED}' AND destination <> ''"
+        return self._count_by(arrivals, after, upto)
+
+    def processed(self, after: int, upto: int) -> dict[str, int]:
+        """Count the documents of each source that were processed after a wave and up to another; none of logs."""
+        return self._count_by("SELECT source, count(*) FROM documents WHERE true", after, upto)
+
+    def _count_by(self, query: str, after: int, upto: int) -> dict[str, int]:
+        between = f"wave > {int(after)} AND wave <= {int(upto)}"
+        return dict(self._db.execute(f"{query} AND {between} GROUP BY 1").fetchall())
+
+    def first_event_of_pending(self, wave: int | None, *, failed: bool) -> float | None:
+        """Return the time of the first event since a wave, see ``account.queries.first_event_of_pending``.
+
+        Args:
+            failed: also of each delivery that is pending after an event.
+        """
+        which = [] if wave is None else [f"wave >= {int(wave)}"]
+        if failed:
+            self._make_current(Filter(frozenset(PENDING)), ["delivery_hash"])
+            which.append("delivery_hash IN (SELECT delivery_hash FROM current)")
+        [(first,)] = self._db.execute(
+            f"SELECT epoch(min(created)) FROM ledger WHERE {' OR '.join(which) or 'false'}"
+        ).fetchall()
+        return None if first is None else float(first)
+
+    def wave_times(self, limit: int) -> dict[int, tuple[Any, Any]]:
+        """Return the times of the first and the last event of each of the last waves; see ``account.wave_times``."""
+        found = self._db.execute(f"""
+            SELECT wave, min(created), max(created) FROM ledger WHERE wave > {self.wave - int(limit)} GROUP BY wave
+        """).fetchall()
+        return {wave: (first, last) for wave, first, last in found}
+
+    def outcomes(self, message: str, limit: int) -> tuple[dict[str, int], list[dict[str, Any]]]:
+        """Return what became of the deliveries that a command concerned; see ``account.outcomes``."""
+        self._db.execute(
+            """
+            CREATE OR REPLACE TEMP TABLE outcomes AS
+                WITH asked AS (
+                    SELECT DISTINCT source, document, destination, route FROM ledger WHERE message = $message
+                )
+                SELECT l.document, l.destination, arg_max({status: l.status, operation: l.operation,
+                    message: l.message, attempt: l.attempt, wave: l.wave, created: l.created},
+                    l.wave * 4 + l.ordinal) AS last
+                FROM ledger l JOIN asked a USING (source, document, destination, route)
+                GROUP BY l.source, l.document, l.destination, l.route
+            """,
+            {"message": message},
+        )
+        counts: dict[str, int] = {}
+        for row in self.rows("SELECT last.status, last.operation, count(*) AS n FROM outcomes GROUP BY ALL"):
+            word = display_status(row["status"], row["operation"])
+            counts[word] = counts.get(word, 0) + row["n"]
+        good = f"last.status IN {quote_list([Status.INDEXED, Status.DROPPED])}"
+        rows = self.rows(
+            f"SELECT document, destination, last.* FROM outcomes ORDER BY {good}, document, destination "
+            f"LIMIT {int(limit)}"
+        )
+        return counts, rows
 
     def outstanding(self) -> dict[str, int]:
         """Count outstanding deliveries; see ``account.outstanding``."""
@@ -541,6 +621,8 @@ class FilterOptions(TypedDict, total=False):
     source: str | None
     family: str | None
     """An origin, with all that was made of it; or a file, with its rows."""
+    reason: str | None
+    """A reason, and all that differ from it only in numbers and quoted text, as ``account.reasons`` counts them."""
 
 
 class Filter(NamedTuple):
@@ -555,15 +637,19 @@ class Filter(NamedTuple):
     family: str | None = None
     operation: str | None = None
     origin: str | None = None
+    reason: str | None = None
 
     def includes_stopped(self, document: str) -> bool:
         """Return whether an entry that a plan stops before passes, apart from its source."""
         other = self.destination is not None or (self.statuses and STOPPED not in self.statuses)
+        other = other or self.reason is not None
         names = {name for name in (self.document, self.family) if name is not None}
         return not other and names <= {document}
 
     def may_be_held(self) -> bool:
         """Return whether deletes that a failed step holds may pass."""
+        if self.reason is not None:
+            return False
         return self.operation in (None, "delete") and (not self.statuses or HELD in self.statuses)
 
     def includes_held(self, row: Mapping[str, Any]) -> bool:
@@ -603,6 +689,9 @@ class Filter(NamedTuple):
             parameters["origin"] = self.origin
         if self.operation is not None:
             where.append(f"operation = '{self.operation}'")
+        if self.reason is not None:
+            where.append(f"{common_form_sql(reason_sql())} = {common_form_sql('$reason::VARCHAR')}")
+            parameters["reason"] = self.reason
         return where, parameters
 
 

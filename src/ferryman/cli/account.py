@@ -7,7 +7,7 @@ import json as json_text
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,6 +16,7 @@ from ferryman.cli.options import (
     FlowSpec,
     Json,
     PlanSpec,
+    ReasonFilter,
     SourceFilter,
     StateDir,
     StatusFilter,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
     from ferryman.plan import Flow, Plan
     from ferryman.plan.load import Runnable
-    from ferryman.plan.picture import BoxCounts
 
 
 class By(enum.StrEnum):
@@ -102,6 +102,7 @@ def deliveries(
     destination: DestinationFilter = None,
     source: SourceFilter = None,
     family: FamilyFilter = None,
+    reason: ReasonFilter = None,
     incomplete: Incomplete = False,
     by: CountBy = None,
     limit: Limit = None,
@@ -135,11 +136,13 @@ def deliveries(
     from ferryman.plan.load import load, plan_file, spec_of
 
     loaded = load(plan)
-    if incomplete and (status is not None or destination is not None or by is not None):
+    if incomplete and any(each is not None for each in (status, destination, by, reason)):
         raise UsageError("--incomplete goes with --source and --family only.")
     if by is By.UNREAD and status is not None:
         raise UsageError("--by unread counts what is delivered: leave --status out.")
-    filters = drop_unset(status=status_name(status), destination=destination, source=source, family=family)
+    filters = drop_unset(
+        status=status_name(status), destination=destination, source=source, family=family, reason=reason
+    )
     query = DeliveryQuery(filters, incomplete, by, limit, state, json, verbose)
     states = state_roots(loaded, state, plan_file(plan))
     if not isinstance(loaded, Flow):
@@ -436,65 +439,6 @@ def _print_tracebacks(rows: list[dict[str, Any]]) -> None:
                 print_line(line)
 
 
-# --- the picture of a plan or a flow, with counts of deliveries in its boxes ---
-
-_GOOD: Final = ("delivered", "deleted", "dropped")
-_BAD: Final = ("failed", "rejected", "in_doubt", "pending")
-
-
-def svg_with_counts(
-    plan: Runnable, states: Mapping[str, tuple[Plan, StatePath]], statuses: Mapping[str, Mapping[str, Any]]
-) -> str:
-    """Draw the plan or flow as SVG, with counts of deliveries in its boxes.
-
-    Args:
-        states: the plan, or those of a flow, by name, with the roots of their states.
-        statuses: status of each plan, as ``ferryman status --json`` shows it.
-    """
-    from ferryman.plan import Flow, picture
-
-    boxes: dict[str, BoxCounts] = {}
-    for name, (each, root) in states.items():
-        for node, counts in _boxes(each, root, statuses[name]).items():
-            boxes[picture.box_name(name, node) if isinstance(plan, Flow) else node] = counts
-    waves = plural(sum(status["waves"] for status in statuses.values()), "wave", "waves")
-    balanced = all(status["balanced"] for status in statuses.values())
-    ran = any(has_run(root) for _, root in states.values())
-    words = f"{waves}, {'balanced' if balanced else 'NOT BALANCED'}" if ran else "nothing has run yet"
-    return picture.svg(plan, boxes, words)
-
-
-def _boxes(plan: Plan, root: StatePath, status: Mapping[str, Any]) -> dict[str, BoxCounts]:
-    """Return node -> the counts in its box."""
-    from ferryman import account
-
-    boxes = {name: _delivery_counts(numbers) for name, numbers in status["destinations"].items()}
-    boxes |= {name: _source_counts(numbers) for name, numbers in status["sources"].items()}
-    if has_run(root):
-        boxes |= {name: _delivery_counts(numbers) for name, numbers in account.by_node(root, plan).items()}
-    return boxes
-
-
-def _source_counts(numbers: Mapping[str, int]) -> BoxCounts:
-    from ferryman.plan.picture import BoxCounts
-
-    if "lag" in numbers:
-        to_come = "" if not numbers["lag"] else f", {format_count(numbers['lag'])} to come"
-        return BoxCounts(f"{format_count(numbers['read'])} read{to_come}")
-    deleted = f", {format_count(numbers['deleted'])} deleted" if numbers["deleted"] else ""
-    return BoxCounts(plural(numbers["documents"], "document", "documents") + deleted)
-
-
-def _delivery_counts(numbers: Mapping[str, int]) -> BoxCounts:
-    from ferryman.plan.picture import BoxCounts
-
-    return BoxCounts(_describe_counts(numbers, _GOOD), _describe_counts(numbers, _BAD))
-
-
-def _describe_counts(numbers: Mapping[str, int], names: tuple[str, ...]) -> str:
-    return ", ".join(f"{format_count(n)} {name.replace('_', ' ')}" for name in names if (n := numbers.get(name, 0)))
-
-
 # --- ferryman fsck ---
 
 
@@ -631,6 +575,7 @@ def status(
     With --svg the picture has the documents of each source, what became of them at each destination, and at each step
     and router the deliveries of which the reason names it.
     """
+    from ferryman.counted_picture import svg_with_counts
     from ferryman.plan import Flow
     from ferryman.plan.load import load, plan_file, spec_of
 

@@ -14,8 +14,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from ferryman.cli import account, decide, plan, queue, remembered, run, terminal
+from ferryman.cli import account, decide, ledger, plan, queue, remembered, run, terminal
 from ferryman.cli.adopt import adopt
+from ferryman.cli.dashboard import dashboard
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import GlobalOptions, Verbose
 from ferryman.cli.prove import prove
@@ -111,12 +112,15 @@ app.command()(prove)
 app.command()(search)
 app.command()(evaluate)
 app.command()(mcp)
+app.command()(dashboard)
 app.command()(account.fsck)
 app.command()(warm_up)
+app.command("import-jesterj")(ledger.import_jesterj)
 app.add_typer(plan.app)
 app.add_typer(queue.app)
 app.add_typer(remembered.app)
 app.add_typer(account.app)
+app.add_typer(ledger.app)
 app.add_typer(intake_app)
 
 

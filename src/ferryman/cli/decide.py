@@ -12,6 +12,7 @@ from ferryman.cli.options import (
     DestinationFilter,
     DocumentFilter,
     PlanSpec,
+    ReasonFilter,
     SourceFilter,
     StateDir,
     StatusFilter,
@@ -28,6 +29,7 @@ def retry(
     document: DocumentFilter = None,
     destination: DestinationFilter = None,
     source: SourceFilter = None,
+    reason: ReasonFilter = None,
     force: Annotated[bool, typer.Option("--force", help="Re-read and re-send everything, changed or not.")] = False,
     dirty: Annotated[
         bool, typer.Option("--dirty", help="Have the next scan read them, even if their fingerprints are unchanged.")
@@ -61,6 +63,7 @@ def retry(
         document=document,
         destination=destination,
         source=source,
+        reason=reason,
         force=force,
         dirty=dirty,
         forget=forget,
@@ -104,6 +107,7 @@ def resolve(
     document: DocumentFilter = None,
     destination: DestinationFilter = None,
     source: SourceFilter = None,
+    reason: ReasonFilter = None,
     why: Why = "",
     state: StateDir = None,
     verbose: Verbose = False,
@@ -121,9 +125,8 @@ def resolve(
 
     loaded = load_plan(plan)
     root = state_root(loaded, state, plan_file(plan))
-    done = resolve(
-        loaded, resolution.value, state=root.parent, document=document, destination=destination, source=source, why=why
-    )
+    filters = {"document": document, "destination": destination, "source": source, "reason": reason}
+    done = resolve(loaded, resolution.value, state=root.parent, **filters, why=why)
     again = next_command("run", plan, state=state)
     if done.queued:
         print_line(f"Queued: the current run, or the next one, will apply it: {again}")

@@ -155,6 +155,10 @@ StatusFilter = Annotated[
 ]
 DestinationFilter = Annotated[str | None, _filter("--destination", "NAME", "Only of this destination.")]
 SourceFilter = Annotated[str | None, _filter("--source", "NAME", "Only of this source.")]
+ReasonFilter = Annotated[
+    str | None,
+    _filter("--reason", "TEXT", "Only with this reason, as --by reason prints it, whatever its numbers."),
+]
 
 
 def spark_settings(texts: list[str] | None) -> dict[str, str]:

@@ -216,7 +216,8 @@ def _print_fingerprint(loaded: Runnable, name: str) -> None:
 
 
 def _with_counts(plan: Runnable, state: str | None, spec: str) -> str:
-    from ferryman.cli.account import plan_status, state_roots, svg_with_counts
+    from ferryman.cli.account import plan_status, state_roots
+    from ferryman.counted_picture import svg_with_counts
     from ferryman.plan.load import plan_file
 
     plan.check()

@@ -91,6 +91,14 @@ Every = Annotated[
     str | None,
     typer.Option("--every", metavar="TIME", show_default=False, help="Keep running; rescan at this interval: 30s, 5m."),
 ]
+WatchSources = Annotated[
+    bool,
+    typer.Option(
+        "--watch",
+        help="Keep running; process changes as soon as they are noticed, and rescan at the interval of --every, 10m by "
+        "default.",
+    ),
+]
 AllowDeletes = Annotated[
     list[str] | None,
     typer.Option(
@@ -155,6 +163,26 @@ Notify = Annotated[
 ]
 
 
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="FILE|ADDRESS",
+        show_default=False,
+        help="Write metrics for Prometheus to this file, or offer them at this address: plays.prom, :9464.",
+    ),
+]
+OpenLineage = Annotated[
+    str | None,
+    typer.Option(
+        "--openlineage",
+        metavar="URL|FILE",
+        show_default=False,
+        help="Send events of OpenLineage to this server, or append them to this file.",
+    ),
+]
+
+
 def run(
     plan: FlowSpec,
     state: StateDir = None,
@@ -166,6 +194,7 @@ def run(
     cache: CacheDir = None,
     wait: Wait = None,
     every: Every = None,
+    watch: WatchSources = False,
     allow_deletes: AllowDeletes = None,
     accept_changes: AcceptChanges = False,
     from_version: FromVersion = None,
@@ -173,6 +202,8 @@ def run(
     max_pending: MaxPending = None,
     verify_sample: VerifySample = limits.VERIFY_SAMPLE,
     notify: Notify = None,
+    metrics: Metrics = None,
+    openlineage: OpenLineage = None,
     log_file: LogFile = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     json: Json = False,
@@ -204,6 +235,7 @@ def run(
         "conf": {**resource_settings(has), **cache_settings(cache), **spark_settings(conf)},
         "wait": seconds("--wait", wait),
         "every": _interval(every),
+        "watch": watch,
         "allow_deletes": _EVERYWHERE in (allow_deletes or ()) or allow_deletes or False,
         "accept_changes": accept_changes,
         "from_version": from_version,
@@ -212,6 +244,8 @@ def run(
         "preflight": preflight,
         "take_over": take_over,
         "notify": notify_targets(notify),
+        "metrics": metrics,
+        "openlineage": openlineage,
         "verify_sample": verify_sample,
     }
     if max_pending is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import time
@@ -106,6 +107,9 @@ BROKEN = "broken"
 """Name of the source, and of the folder, with the files that are broken on purpose."""
 
 
+EXAMPLE_SITE = "https://docs.example.org/"
+"""Address in ``demo_site_plan.py``, replaced by the one that was given."""
+
 QUESTIONS = (
     "read spreadsheets exported from Excel",
     "translate a program's messages into other languages",
@@ -119,6 +123,7 @@ def demo(
     vectors: Annotated[
         bool, typer.Option("--vectors", help="Index it by meaning, and answer questions that words alone do not.")
     ] = False,
+    site: Annotated[str, typer.Option("--site", metavar="URL", help="Index the pages of this web site instead.")] = "",
     master: Master = "local[*]",
     conf: Conf = None,
     verbose: Verbose = False,
@@ -130,20 +135,27 @@ def demo(
 
     With --vectors the library goes into an index by meaning instead, by a model that comes in a package: offline, too.
     Needs pip install 'ferryman[embed,vectors]'.
+
+    With --site the pages below an address are indexed instead, at 5 requests a second and by the site's robots.txt. A
+    run asks for 500 pages at most, and the next one goes on. Needs pip install 'ferryman[web]'.
     """
     from ferryman.cli.run import run_plan
     from ferryman.plan.load import load_plan
 
-    prepare(directory, vectors=vectors)
-    file, state = directory / ("vectors.py" if vectors else "plan.py"), directory / "state"
-    what = ", by meaning" if vectors else ""
-    print_line(f"The plan is {file}: it indexes the standard library of this Python{what}.")
+    if vectors and site:
+        raise UsageError("--vectors and --site are two demos: give one of them.")
+    prepare(directory, vectors=vectors, site=site)
+    file, state = directory / ("vectors.py" if vectors else "site.py" if site else "plan.py"), directory / "state"
+    what = f"the pages of {site}" if site else f"the standard library of this Python{', by meaning' if vectors else ''}"
+    print_line(f"The plan is {file}: it indexes {what}.")
     plan = load_plan(str(file))
     began = time.monotonic()
     options: RunOptions = {"master": master, "conf": spark_settings(conf)}
     root, summary = run_plan(plan, str(file), str(state), options, verbose=verbose)
     code = _print_results(summary, root, plan, time.monotonic() - began)
-    if vectors:
+    if site:
+        print_site_steps(directory, site)
+    elif vectors:
         print_questions(directory)
     else:
         _print_searches(directory / "index.db")
@@ -151,11 +163,12 @@ def demo(
     raise typer.Exit(code)
 
 
-def prepare(directory: Path, *, vectors: bool = False) -> None:
+def prepare(directory: Path, *, vectors: bool = False, site: str = "") -> None:
     """Write the plan file and the broken files; existing ones stay as they are.
 
     Args:
         vectors: of the demo with vectors, which has no broken files.
+        site: of the demo of this web site, which has none either.
 
     Raises:
         UsageError: the folder's name is taken by a file.
@@ -164,15 +177,19 @@ def prepare(directory: Path, *, vectors: bool = False) -> None:
         raise UsageError(f"{directory} is a file: name another folder with --dir.")
     directory.mkdir(parents=True, exist_ok=True)
     broken = directory / BROKEN
-    if not vectors and not broken.exists():
+    if not vectors and not site and not broken.exists():
         (broken / "folder.txt").mkdir(parents=True)
         (broken / "folder.txt" / "inside.txt").write_text("This file is in order. Its folder is named like a file.\n")
         (broken / "empty.txt").touch()
         (broken / "undecodable.txt").write_bytes("This café is Latin-1, and not UTF-8.\n".encode("latin-1"))
         (broken / "dangling.txt").symlink_to("there-is-no-such-file.txt")
         (broken / "loop.txt").symlink_to("loop.txt")
-    file = directory / ("vectors.py" if vectors else "plan.py")
-    text = Path(__file__).with_name("demo_vectors_plan.py" if vectors else "demo_plan.py").read_text("utf-8")
+    name, template_name = ("vectors", "demo_vectors_plan") if vectors else ("site", "demo_site_plan")
+    if not vectors and not site:
+        name, template_name = "plan", "demo_plan"
+    file = directory / f"{name}.py"
+    text = Path(__file__).with_name(f"{template_name}.py").read_text("utf-8")
+    text = text.replace(f'"{EXAMPLE_SITE}"', json.dumps(site)) if site else text
     if not file.exists():
         file.write_text(text, "utf-8")
     elif file.read_text("utf-8") != text:
@@ -229,6 +246,18 @@ def print_questions(directory: Path) -> None:
     print_line(f"  {program_name()} search {index} 'your question' {by_meaning}")
     print_line(f"  {program_name()} search {index} 'build a message' {by_meaning} --filter package=email")
     print_line(f"  {next_command('status', plan, state=str(directory / 'state'))}")
+
+
+def print_site_steps(directory: Path, site: str) -> None:
+    """Print what can be done with an index of a site."""
+    print_line()
+    print_line("Try next:")
+    print_line(f"  {program_name()} search {directory / 'site.db'} 'your words'")
+    print_line(f"  {next_command('status', str(directory / 'site.py'), state=str(directory / 'state'))}")
+    dir_option = f" --dir {directory}" if directory != Path("ferryman-demo") else ""
+    print_line(
+        f"  {program_name()} demo --site {shlex.quote(site)}{dir_option}    # again: only what has changed is sent"
+    )
 
 
 def _print_next_steps(directory: Path) -> None:

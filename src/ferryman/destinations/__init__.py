@@ -10,13 +10,15 @@ from ferryman.destinations.memory import Memory, Null
 from ferryman.destinations.stored import Stored
 
 if TYPE_CHECKING:
+    from ferryman.destinations.cassandra import Cassandra
     from ferryman.destinations.files import Directory, JsonLines
     from ferryman.destinations.kafka import Kafka
     from ferryman.destinations.lancedb import LanceDB
     from ferryman.destinations.milvus import Milvus
-    from ferryman.destinations.opensearch import OpenSearch
+    from ferryman.destinations.opensearch import Elasticsearch, OpenSearch
     from ferryman.destinations.qdrant import Qdrant
     from ferryman.destinations.queue import Queue
+    from ferryman.destinations.redis import Redis
     from ferryman.destinations.solr import Solr
     from ferryman.destinations.sql import Sql
     from ferryman.destinations.vectors import VectorField
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from ferryman.intake.destination import JobIdentifiers
 
 __all__ = [
+    "Cassandra",
     "Delivery",
     "Destination",
     "DestinationContext",
     "Directory",
     "Effect",
+    "Elasticsearch",
     "Guarantee",
     "JobIdentifiers",
     "JsonLines",
@@ -41,6 +45,7 @@ __all__ = [
     "Outcome",
     "Qdrant",
     "Queue",
+    "Redis",
     "Solr",
     "Sql",
     "Stored",
@@ -49,7 +54,9 @@ __all__ = [
 ]
 
 _HEAVY: Final = {
+    "Cassandra": "destinations.cassandra",
     "Directory": "destinations.files",
+    "Elasticsearch": "destinations.opensearch",
     "JobIdentifiers": "intake.destination",
     "JsonLines": "destinations.files",
     "Kafka": "destinations.kafka",
@@ -58,6 +65,7 @@ _HEAVY: Final = {
     "OpenSearch": "destinations.opensearch",
     "Qdrant": "destinations.qdrant",
     "Queue": "destinations.queue",
+    "Redis": "destinations.redis",
     "Solr": "destinations.solr",
     "Sql": "destinations.sql",
     "VectorField": "destinations.vectors",

@@ -275,6 +275,11 @@ class Destination:
         write there."""
         return None
 
+    def known_fields(self) -> dict[str, str]:
+        """Return the fields or columns that its target has as far as the plan says so, with their types; a type may be
+        "". For lineage events."""
+        return {}
+
     def local_paths(self) -> tuple[str, ...]:
         """Return the absolute paths of the local folders that it writes to. On a cluster, each executor is checked
         before a run begins: all must see the driver's folders."""

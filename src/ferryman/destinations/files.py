@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 import unicodedata
-import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
-from hashlib import blake2b, file_digest, sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
+from typing import Any, BinaryIO, ClassVar, Final, Literal, NamedTuple, get_args
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 import sqlalchemy as sa
 
+from ferryman import crash
 from ferryman.destinations.base import (
     Delivery,
     Destination,
@@ -32,36 +30,24 @@ from ferryman.destinations.base import (
     printable_id,
     writer_name,
 )
-from ferryman.destinations.sql import sqlite
-from ferryman.destinations.sql.layout import CONTENT_HASH, WRITERS
+from ferryman.destinations.file_index import (
+    DOCUMENTS,
+    SLICE,
+    WRITERS_OF_FOLDER,
+    FileIndex,
+    LocalIndex,
+    RemoteIndex,
+    index_columns,
+    record_writer,
+)
+from ferryman.destinations.sql.layout import CONTENT_HASH
 from ferryman.destinations.sql.sqlite import SQLite
 from ferryman.destinations.stored import Stored, content_hash, slices
 from ferryman.document import encode_fields
-from ferryman.errors import BadDocument, Misconfigured, PlanError
-from ferryman.net import relative_paths
-from ferryman.storage import disk, files
-from ferryman.storage.files import classified_errors
+from ferryman.errors import BadDocument, Misconfigured, PlanError, Unavailable
+from ferryman.storage.folders import Kind, TargetFolder, open_folder
 
 __all__ = ["Directory"]
-
-
-# The identity of a folder: a file with a random name in it.
-
-IDENTITY: Final = ".ferryman-id"
-
-
-def _identify_folder(folder: Path) -> None:
-    """Give a folder an identity, if it has none."""
-    if not (folder / IDENTITY).exists():
-        files.publish(folder / IDENTITY, uuid.uuid4().hex.encode())
-
-
-def _folder_identity(folder: Path) -> str:
-    """Return the identity of a folder; "" if there is no such folder, or it has none."""
-    try:
-        return (folder / IDENTITY).read_text("ascii")
-    except FileNotFoundError:
-        return ""
 
 
 # Names of documents' files.
@@ -132,20 +118,20 @@ def _encode_unsafe(name: str) -> str:
     return _UNSAFE.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), name)
 
 
-def os_path(folder: str, path: str) -> str:
-    """Join a folder and a path with slashes by the separator of the operating system."""
-    return os.path.join(folder, *path.split("/"))
-
-
 Content = Literal["raw", "json"]
 By = Literal["id", "content"]
 
 
-def _folder(destination: Destination, directory: str | Path) -> Path:
+def _folder(destination: Destination, where: str | Path, options: Mapping[str, Any] | None, own: bool) -> TargetFolder:
     try:
-        return Path(relative_paths.absolute_folder(directory))
+        return open_folder(where, options, own=own)
     except ValueError as e:
         raise PlanError([f"{type(destination).__name__}: {e}."]) from None
+
+
+def _as_given(directory: str | Path, folder: TargetFolder) -> str:
+    """Return the argument for a message, without secrets."""
+    return str(directory) if folder.local else folder.where
 
 
 class Directory(Destination):
@@ -174,6 +160,13 @@ class Directory(Destination):
     document may be there. One writer at a time, on the machine of the folder: SQLite's locks do not hold on network
     file systems.
 
+    **Elsewhere.** The folder may be a URL: ``s3://bucket/folder``, ``gs://…``, ``az://…`` (``ferryman[store]``),
+    ``ftp://host/folder`` (``ferryman[fsspec]``), ``sftp://…`` (``ferryman[sftp]``), ``smb://host/share/folder``
+    (``ferryman[smb]``), ``webhdfs://…`` (``ferryman[hdfs]``). Names, content and promises are the same; the index is a
+    row of small files in ``.ferryman/index``. A file is uploaded under another name, in ``.ferryman/new``, and renamed.
+    Where a server cannot rename over a file (HDFS, some FTP servers, SFTP without ``posix-rename@openssh.com``), the
+    older one is removed before, so that its name is missing for a moment; each run says so.
+
     Raises:
         PlanError: when it is made: an argument that cannot be meant.
     """
@@ -187,20 +180,34 @@ class Directory(Destination):
         stored="a file a document; its index has the hash and sequence of each document, and of each delete",
         limits=(f"a name of more than {NAME_BYTES} bytes, or a path of more than {PATH_BYTES}, is made up",),
         outcomes=(
-            ("no room, a disk in trouble", "transient, about all"),
-            ("no right to write", "permanent, about all"),
+            ("no room, a disk in trouble, no connection", "transient, about all"),
+            ("no right to write, a login that is refused", "permanent, about all"),
             ("a file of this name was there before", "permanent"),
         ),
+        tested=("OpenSSH 9.2", "pyftpdlib 2", "Samba 4.17", "moto 5 (S3)"),
     )
 
-    def __init__(self, directory: str | Path, content: Content = "raw", by: By = "id") -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        content: Content = "raw",
+        by: By = "id",
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         """``directory`` is created if it does not exist. A relative path is relative to the plan file's folder; in a
-        program, to the current folder."""
-        self.directory = _folder(self, directory)
+        program, to the current folder.
+
+        Args:
+            storage_options: options for fsspec beside the URL of a drive. They travel to the workers, and are never
+                shown. Logins are better left to the environment.
+        """
+        self._folder = _folder(self, directory, storage_options, own=True)
+        self.directory: Path | str = Path(self._folder.local) if self._folder.local else self._folder.where
         self.content: Content = content
         self.by: By = by
-        self._engine: sa.Engine | None = None
-        self._writer = ""
+        self._index: FileIndex = LocalIndex(self._folder) if self._folder.local else RemoteIndex(self._folder)
+        self._context: DestinationContext | None = None
         findings = []
         if content not in get_args(Content):
             findings.append(f"content={content!r}: use 'raw' or 'json'")
@@ -209,62 +216,45 @@ class Directory(Destination):
         if by == "content" and content == "json":
             findings.append("by='content' keeps raw bytes: leave content= out")
         if findings:
-            raise PlanError([f"Directory({str(directory)!r}): {finding}" for finding in findings])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_engine": None}
+            raise PlanError([f"Directory({_as_given(directory, self._folder)!r}): {finding}" for finding in findings])
 
     def target(self) -> str:
-        return self.directory.as_uri()
+        return self._folder.target
 
     def local_paths(self) -> tuple[str, ...]:
-        return (str(self.directory),)
+        return (self._folder.local,) if self._folder.local else ()
+
+    def not_installed(self) -> str:
+        return self._folder.not_installed()
 
     def check(self) -> None:
         """Make the folder and its index, and clean up after killed writers.
 
         Raises:
-            TransientError: no room, or somebody holds the index for too long.
+            TransientError: no room, no connection, or somebody holds the index for too long.
             PermanentError: no right to write here.
         """
-        with classified_errors(self.directory), SQLite().translated_errors(self.target()):
-            files.make_folder(self.directory / INDEX / "new")
-            _identify_folder(self.directory / INDEX)
-            engine = self._index()
-            sqlite.prepare(engine)
-            with engine.connect() as connection, connection.begin():  # no writer is at work
-                DOCUMENTS.create(connection, checkfirst=True)
-                WRITERS_OF_FOLDER.create(connection, checkfirst=True)
-                if CONTENT_HASH not in _index_columns(connection):  # an older Ferryman made it
-                    connection.exec_driver_sql(f"ALTER TABLE documents ADD COLUMN {CONTENT_HASH} TEXT")
-                for left in (self.directory / INDEX / "new").iterdir():
-                    left.unlink(missing_ok=True)
+        with self._errors():
+            self._folder.make(sweep=True)  # no writer is at work
+            self._index.prepare()
 
     def identity(self) -> str | None:
         """Return the index's identity."""
-        return _folder_identity(self.directory / INDEX)
+        with self._errors():
+            return self._index.identity()
 
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of files and deletes."""
         query = sa.select(sa.func.max(DOCUMENTS.c.sequence)).where(DOCUMENTS.c.operation != "new")
-        engine = self._index()
-        with (
-            classified_errors(self.directory),
-            SQLite().translated_errors(self.target()),
-            engine.connect() as connection,
-        ):
-            highest: int | None = connection.scalar(query)
-        engine.dispose()
-        return highest
+        with self._errors(), self._index.reader() as index:
+            highest: int | None = None if index is None else index.scalar(query)
+            return highest
 
     def highest_of(self, context: DestinationContext) -> int | None:
         """Return the highest sequence of the state's deliveries, by the index."""
-        if not (self.directory / INDEX / "index.db").is_file():
-            return None
         own = WRITERS_OF_FOLDER.c.writer == writer_name(context)
-        engine = sqlite.reader(self._index_url())
-        with classified_errors(self.directory), SQLite().translated_errors(self.target()), engine.connect() as index:
-            if not sa.inspect(index).has_table(WRITERS_OF_FOLDER.name):
+        with self._errors(), self._index.reader() as index:
+            if index is None or not sa.inspect(index).has_table(WRITERS_OF_FOLDER.name):
                 return None
             highest: int | None = index.scalar(sa.select(WRITERS_OF_FOLDER.c.sequence).where(own))
             return highest
@@ -275,15 +265,14 @@ class Directory(Destination):
         Raises:
             Unavailable, Misconfigured: a file or the index cannot be read.
         """
-        if not (self.directory / INDEX / "index.db").is_file():
-            return
-        engine = sqlite.reader(self._index_url())
-        with classified_errors(self.directory), SQLite().translated_errors(self.target()), engine.connect() as index:
+        with self._errors(), self._index.reader() as index:
+            if index is None:
+                return
             d = DOCUMENTS.c
-            written_hash = d[CONTENT_HASH] if CONTENT_HASH in _index_columns(index) else sa.null()
+            written_hash = d[CONTENT_HASH] if CONTENT_HASH in index_columns(index) else sa.null()
             query = sa.select(d.id, d.path, d.delivery_hash, written_hash).where(d.operation == "upsert")
-            for some in (None,) if ids is None else slices(ids, _SLICE):
-                rows = index.execution_options(yield_per=_SLICE).execute(
+            for some in (None,) if ids is None else slices(ids, SLICE):
+                rows = index.execution_options(yield_per=SLICE).execute(
                     query if some is None else query.where(d.id.in_(some))
                 )
                 for id, path, delivery_hash, written in rows:
@@ -296,50 +285,64 @@ class Directory(Destination):
         Raises:
             FileNotFoundError, NotADirectoryError, IsADirectoryError: there is no such file.
         """
-        with open(os_path(str(self.directory), path), "rb") as file:
-            return None if written is None else file_digest(file, _FileHash).hexdigest() == written
+        with self._folder.open(path) as file:
+            return None if written is None else _hash_of_file(file) == written
+
+    def maintain(self) -> list[str]:
+        with self._errors():
+            return [line for line in (self._index.merge(), self._folder.remark()) if line]
 
     def open(self, context: DestinationContext) -> None:
-        self._engine = self._index()
-        self._writer = writer_name(context)
+        self._context = context
+        self._index.open()
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         """Write a chunk: 1. reserve names 2. write files 3. rename them, remove deleted ones 4. record them in the
         index.
 
         Raises:
-            Unavailable: no room, or a disk in trouble.
+            Unavailable: no room, no connection, or a disk in trouble.
             Misconfigured: no right to write here.
         """
-        if self._engine is None:
+        if self._context is None:
             raise Misconfigured(f"{self.target()}: write before open")
         outcomes: dict[int, Outcome] = {}
         bodies = dict(self._bodies(chunk, outcomes))
-        with (
-            classified_errors(self.directory),
-            SQLite().translated_errors(self.target()),
-            self._engine.connect() as connection,
-        ):
-            indexed = IndexedFolder(self.directory, connection)
-            with connection.begin():  # a name is durably reserved before there is a file of that name
+        with self._errors(), self._index.writing() as connection:
+            indexed = IndexedFolder(self._folder, connection)
+            # a name is durably reserved before there is a file of that name
+            with self._index.transaction(connection, indexed.changed):
                 refused = indexed.reserve({chunk[i].id: body for i, body in bodies.items()})  # 1
+            crash.point("files.reserved")
+            self._require_open_pass()
             for position in [i for i in bodies if chunk[i].id in refused]:
                 outcomes[position] = Outcome.permanent(refused[chunk[position].id])
                 del bodies[position]
             deliveries = {position: chunk[position] for position in bodies}
-            with connection.begin():
+            indexed.changed.clear()
+            with self._index.transaction(connection, indexed.changed):
                 compared, winners = compare(
                     list(deliveries.values()), indexed.known({d.id for d in deliveries.values()})
                 )
                 body_of = {delivery.hash: bodies[position] for position, delivery in deliveries.items()}
                 winning_files = [(delivery, body_of[delivery.hash]) for delivery in winners.values()]
                 indexed.put({delivery.id: body for delivery, body in winning_files})  # 2, 3
+                crash.point("files.placed")
                 indexed.record(winning_files)  # 4
                 if deliveries:
-                    written = list(deliveries.values())
-                    sqlite.record_sequence(connection, WRITERS_OF_FOLDER, DOCUMENTS.name, self._writer, written)
+                    record_writer(connection, writer_name(self._context), list(deliveries.values()))
+        crash.point("files.recorded")
         outcomes |= dict(zip(deliveries, compared, strict=True))
         return [outcomes[position] for position in range(len(chunk))]
+
+    def _require_open_pass(self) -> None:
+        """Keep a worker that was stopped for long from writing beside the one after it.
+
+        Raises:
+            Unavailable: another pass may have begun.
+        """
+        if self._context is not None and self._context.is_open is not None and not self._context.is_open():
+            raise Unavailable(f"{self.target()}: this pass has been closed, so nothing is written by it any more")
 
     def _bodies(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> Iterator[tuple[int, FileBody]]:
         """Yield each delivery's file by position; deliveries without one get an outcome."""
@@ -364,55 +367,30 @@ class Directory(Destination):
         return FileBody(encode_fields(delivery.fields) + b"\n" if delivery.raw is None else delivery.raw)
 
     def close(self) -> None:
-        if self._engine is not None:
-            self._engine.dispose()
+        self._index.close()
+        self._folder.close()
 
-    def _index(self) -> sa.Engine:
-        return sqlite.make_engine(self._index_url())
-
-    def _index_url(self) -> sa.URL:
-        return sa.make_url("sqlite://").set(database=str(self.directory / INDEX / "index.db"))
-
-
-def _index_columns(connection: sa.Connection) -> set[str]:
-    return {column[1] for column in connection.exec_driver_sql("PRAGMA table_info(documents)")}
+    def _errors(self) -> ExitStack:
+        errors = ExitStack()
+        errors.enter_context(self._folder.translated())
+        errors.enter_context(SQLite().translated_errors(self.target()))
+        return errors
 
 
 _FileHash: Final = partial(blake2b, digest_size=16)
 """Hash of a file's content, as ``content_hash`` of the index has it."""
 
+_READ_BYTES: Final = 1 << 20
 
-# The index of a directory, and one ``write`` into it.
 
-INDEX: Final = ".ferryman"
-"""Ferryman's own folder in the directory: the index, and files that are being written."""
+def _hash_of_file(file: BinaryIO) -> str:
+    digest = _FileHash()
+    while data := file.read(_READ_BYTES):
+        digest.update(data)
+    return digest.hexdigest()
 
-DOCUMENTS: Final = sa.Table(
-    "documents",
-    sa.MetaData(),
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("path", sa.Text, nullable=False),
-    sa.Column("path_key", sa.Text, unique=True),
-    sa.Column("sequence", sa.BigInteger, nullable=False),
-    sa.Column("delivery_hash", sa.Text, nullable=False),
-    sa.Column("operation", sa.Text, nullable=False),
-    sa.Column(CONTENT_HASH, sa.Text),
-    sqlite_with_rowid=False,
-)
-"""Index of the directory: the last delivery of each id, deletes too. Operation "new": the name is only reserved.
-Without ``path_key`` the path depends on the content, and many ids may share it."""
 
-WRITERS_OF_FOLDER: Final = sa.Table(
-    WRITERS,
-    sa.MetaData(),
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("writer", sa.Text, primary_key=True),
-    sa.Column("sequence", sa.BigInteger, nullable=False),
-)
-"""Highest sequence that each state and node has written to the directory."""
-
-_SLICE: Final = 500
-"""Values in one ``IN (…)``: below what every SQLite takes."""
+# One ``write`` into a directory.
 
 
 class FileBody(NamedTuple):
@@ -431,20 +409,18 @@ class FileBody(NamedTuple):
     content: str = ""
 
 
-def _has_content(path: str, data: bytes) -> bool:
-    """Return whether a file is there and has this content."""
-    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError), open(path, "rb") as file:
-        return os.fstat(file.fileno()).st_size == len(data) and file.read() == data
-    return False
-
-
 class IndexedFolder:
-    """A directory and its index, inside a transaction that holds the index's write lock."""
+    """A directory and its index, inside a transaction that holds the index's write lock.
 
-    def __init__(self, folder: Path, connection: sa.Connection) -> None:
-        self._folder = str(folder)
-        self._new = folder / INDEX / "new"
+    Attributes:
+        changed: ids whose rows were changed.
+    """
+
+    def __init__(self, folder: TargetFolder, connection: sa.Connection) -> None:
+        self._folder = folder
         self._connection = connection
+        self._kinds: dict[str, Kind] = {}
+        self.changed: set[str] = set()
 
     def known(self, ids: Iterable[str]) -> dict[str, LastDelivery]:
         """Return the last delivery of each id."""
@@ -456,13 +432,14 @@ class IndexedFolder:
         """Reserve a unique name for each id; return the ids that cannot have one, with the reason."""
         d = DOCUMENTS.c
         paths = {row.id: row.path for row in self._rows(wanted, d.id, d.path)}
+        self._look_at(_first_path(id, body.suffix) for id, body in wanted.items() if id not in paths)
         refused = {}
         for id, body in wanted.items():
             if id in paths and (body.by_content or not self._is_blocked(paths[id])):
                 continue
             path = "" if body.by_content else next(self._free_paths(id, body.suffix), None)
             if path is None:
-                asked = os_path(self._folder, path_of_id(id + body.suffix) or hashed_path(id, body.suffix))
+                asked = f"{self._folder.where}/{_first_path(id, body.suffix)}"
                 refused[id] = (
                     f"{asked} already existed and was not written by Ferryman. Move it away, or use another folder."
                 )
@@ -473,33 +450,27 @@ class IndexedFolder:
             else:
                 row = {"id": id, **names, "sequence": -1, "delivery_hash": "", "operation": "new"}
                 self._connection.execute(sa.insert(DOCUMENTS).values(row))
+            self.changed.add(id)
         return refused
 
     def put(self, bodies: Mapping[str, FileBody]) -> None:
         """Write these files under their names, whole and durably, and remove those of deletes."""
         d = DOCUMENTS.c
         paths = {row.id: row.path for row in self._rows(bodies, d.id, d.path)}
-        placed = []
-        touched = set()
+        written: dict[str, bytes] = {}
+        unchanged = []
         for id, body in bodies.items():
             if body.data is None:
                 continue
-            if body.content and _has_content(os_path(self._folder, body.content), body.data):
-                touched.add(Path(os_path(self._folder, body.content)).parent)  # a killed writer may not have synced it
+            if body.content and (body.content in written or self._folder.read(body.content) == body.data):
+                unchanged.append(body.content)  # a killed writer may not have synced it
                 continue
-            temporary = self._new / uuid.uuid4().hex
-            disk.write_synced(temporary, body.data)
-            placed.append((temporary, Path(os_path(self._folder, body.content or paths[id]))))
-        for temporary, path in placed:
-            files.make_folder(path.parent)
-            os.replace(temporary, path)
-            touched.add(path.parent)
-        for id, body in bodies.items():
-            if body.data is None and not body.by_content and id in paths:
-                touched |= self._remove(Path(os_path(self._folder, paths[id])))
-        for folder in touched:
-            with suppress(FileNotFoundError):  # the folder was removed with its last file
-                files.fsync_folder(folder)
+            written[body.content or paths[id]] = body.data
+        self._folder.put(list(written.items()))
+        self._folder.confirm(unchanged)
+        self._folder.remove(
+            paths[id] for id, body in bodies.items() if body.data is None and not body.by_content and id in paths
+        )
 
     def record(self, deliveries: Iterable[tuple[Delivery, FileBody]]) -> None:
         """Record these deliveries in the index as those that are in the directory."""
@@ -510,6 +481,7 @@ class IndexedFolder:
             if body.content:
                 values["path"] = body.content
             self._connection.execute(sa.update(DOCUMENTS).where(DOCUMENTS.c.id == delivery.id).values(values))
+            self.changed.add(delivery.id)
 
     # --- names --------------------------------------------------------------------------------------------------------
 
@@ -518,7 +490,7 @@ class IndexedFolder:
         for path in (path_of_id(id + suffix), hashed_path(id, suffix)):
             if path is None or self._is_blocked(path) or self._is_taken(id, path):
                 continue
-            if not os.path.lexists(os_path(self._folder, path)):
+            if not self._kind(path):
                 yield path
 
     def _is_taken(self, id: str, path: str) -> bool:
@@ -532,34 +504,37 @@ class IndexedFolder:
 
     def _is_blocked(self, path: str) -> bool:
         """Return whether a folder is where the file should be, or a file where a folder should be."""
-        full = Path(os_path(self._folder, path))
-        if full.is_dir():
-            return True
-        return any(parent.is_file() for parent in full.parents if len(parent.parts) > len(Path(self._folder).parts))
+        if not self._folder.nests:
+            return False
+        return self._kind(path) == "folder" or any(self._kind(folder) == "file" for folder in _folders_of(path))
 
-    def _remove(self, path: Path) -> set[Path]:
-        """Remove a file, and the folders that are empty then; return the folder that has changed."""
-        with suppress(FileNotFoundError, NotADirectoryError):
-            path.unlink()
-        folder = path.parent
-        with suppress(OSError):  # it is not empty
-            while folder != Path(self._folder):
-                with suppress(FileNotFoundError):  # removed before, by a writer that was killed
-                    folder.rmdir()
-                folder = folder.parent
-        return {folder}
+    def _kind(self, path: str) -> Kind:
+        if path not in self._kinds:
+            self._look_at([path])
+        return self._kinds[path]
+
+    def _look_at(self, paths: Iterable[str]) -> None:
+        """Ask for the kinds of many names at once."""
+        asked = {path for path in paths if path not in self._kinds}
+        if asked:
+            self._kinds |= self._folder.kinds(sorted(asked))
 
     def _rows(self, ids: Iterable[str], *columns: sa.Column) -> Iterator[sa.Row]:  # type: ignore[type-arg]
-        all_ids: Sequence[str] = list(ids)
-        for start in range(0, len(all_ids), _SLICE):
-            some = all_ids[start : start + _SLICE]
+        for some in slices(ids, SLICE):
             yield from self._connection.execute(sa.select(*columns).where(DOCUMENTS.c.id.in_(some))).all()
 
 
-# Lines of JSON in a folder: a file for each chunk.
+def _first_path(id: str, suffix: str) -> str:
+    """Return the name that an id gets if nobody has it."""
+    return path_of_id(id + suffix) or hashed_path(id, suffix)
 
-STALE_S: Final = 3600.0
-"""Age from which a temporary file is left by a killed writer: no ``write`` takes nearly as long."""
+
+def _folders_of(path: str) -> Iterator[str]:
+    names = path.split("/")
+    return ("/".join(names[:end]) for end in range(1, len(names)))
+
+
+# Lines of JSON in a folder: a file for each chunk.
 
 
 class JsonLines(Destination):
@@ -575,7 +550,8 @@ class JsonLines(Destination):
     in two files: after a kill a chunk is written again, and if it is cut the same it makes the same file, but rows
     that were not sure to have arrived may be cut differently then. Nothing that was confirmed is ever overwritten.
 
-    A killed writer leaves at most a file whose name begins with a dot. Ignore it; it is removed later.
+    A killed writer leaves at most a file whose name, or whose folder's name, begins with a dot. Ignore it; it is
+    removed later. The folder may be a URL, see ``Directory``: then each chunk of a wave is a file there.
     """
 
     effect = Effect.IDEMPOTENT
@@ -584,44 +560,49 @@ class JsonLines(Destination):
         stored="a line a delivery, deletes too, with hash and sequence",
         limits=("a file has `rows` lines at most, and ends at the plan's `batch_bytes`",),
         outcomes=(
-            ("no room, a disk in trouble", "transient, about all"),
-            ("no right to write", "permanent, about all"),
+            ("no room, a disk in trouble, no connection", "transient, about all"),
+            ("no right to write, a login that is refused", "permanent, about all"),
             ("fields that are no JSON", "permanent"),
         ),
     )
 
-    def __init__(self, directory: str | Path, rows: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        rows: int | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         """``directory`` is created if it does not exist. A relative path is relative to the plan file's folder; in a
         program, to the current folder.
 
         Args:
             rows: maximum number of lines per file; a plan's own ``batch=`` wins. None: 500. A file also ends at the
                 plan's ``batch_bytes=``, 5 MiB by default, and where a pass of delivering ends.
+            storage_options: as ``Directory`` says.
 
         Raises:
             PlanError: ``rows`` is below 1.
         """
+        self._folder = _folder(self, directory, storage_options, own=False)
         if rows is not None and rows < 1:
-            raise PlanError([f"JsonLines({str(directory)!r}): rows={rows}: give 1 or more"])
-        self.directory = _folder(self, directory)
+            raise PlanError([f"JsonLines({_as_given(directory, self._folder)!r}): rows={rows}: give 1 or more"])
+        self.directory: Path | str = Path(self._folder.local) if self._folder.local else self._folder.where
         self.preferred_batch = rows  # type: ignore[misc]  # of this one
 
     def target(self) -> str:
-        return self.directory.as_uri()
+        return self._folder.target
 
     def local_paths(self) -> tuple[str, ...]:
-        return (str(self.directory),)
+        return (self._folder.local,) if self._folder.local else ()
+
+    def not_installed(self) -> str:
+        return self._folder.not_installed()
 
     def check(self) -> None:
         """Make the folder, and clean up after killed writers."""
-        with classified_errors(self.directory):
-            files.make_folder(self.directory)
-            files.fsync_folder(self.directory)
-            long_ago = time.time() - STALE_S
-            for temporary in self.directory.glob(f"{disk.TEMPORARY}*"):
-                with suppress(FileNotFoundError):
-                    if temporary.stat().st_mtime < long_ago:
-                        temporary.unlink()
+        with self._folder.translated():
+            self._folder.make(sweep=False)
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
         """Yield the lines, each hash once, see ``Destination.inventory``; of a line that stands in several files the
@@ -631,9 +612,11 @@ class JsonLines(Destination):
             Unavailable, Misconfigured: a file cannot be read.
         """
         wanted, seen = None if ids is None else set(ids), set[bytes]()
-        with classified_errors(self.directory):
-            for path in sorted(self.directory.glob("[!.]*.jsonl")):
-                with open(path, "rb") as file:
+        with self._folder.translated():
+            for name in self._folder.names():
+                if name.startswith(".") or not name.endswith(".jsonl"):
+                    continue
+                with self._folder.open(name) as file:
                     for line in file:
                         each = _stored_line(line.rstrip(b"\r\n"))
                         if each is None or (wanted is not None and each.id not in wanted):
@@ -642,19 +625,26 @@ class JsonLines(Destination):
                             seen.add(key)
                             yield each
 
+    def maintain(self) -> list[str]:
+        return [line for line in (self._folder.remark(),) if line]
+
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         """Write the chunk's file.
 
         Raises:
-            Unavailable: no room, or a disk in trouble; no file was made.
+            Unavailable: no room, no connection, or a disk in trouble; no file was made.
             Misconfigured: no right to write here.
         """
         outcomes: list[Outcome | None] = [None] * len(chunk)
         if lines := encode_payloads(chunk, outcomes):
             name = _name([chunk[position] for position, _ in lines])
-            with classified_errors(self.directory):
-                files.replace(self.directory / name, b"\n".join(_with_content_hash(line) for _, line in lines) + b"\n")
+            content = b"\n".join(_with_content_hash(line) for _, line in lines) + b"\n"
+            with self._folder.translated():
+                self._folder.put([(name, content)])
         return [outcome or Outcome.ok() for outcome in outcomes]
+
+    def close(self) -> None:
+        self._folder.close()
 
 
 _CONTENT_HASH_KEY: Final = b',"content_hash":"'

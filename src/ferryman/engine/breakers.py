@@ -32,6 +32,11 @@ class ListCapabilities:
         return local_capabilities()
 
 
+def listing_key(source: str) -> str:
+    """Return the key of the breaker of a source's listing, which is not that of reading its documents."""
+    return f"{source} listing"
+
+
 class NodeBreakers:
     """Breakers of the steps, routers and sources of a plan, over the waves of a run.
 
@@ -132,7 +137,7 @@ class NodeBreakers:
         """
         failed = set()
         for listing in listings:
-            key = f"{listing.source.name} listing"
+            key = listing_key(listing.source.name)
             if listing.outage is None:
                 self.breakers.record_success(key)
             else:

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import crash, limits
-from ferryman.account.queries import open_view
+from ferryman.account.queries import open_view, retry_read
 from ferryman.account.relations import Filter
 from ferryman.destinations.base import Guarantee
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
-from ferryman.plan import DestinationNode, keyed_nodes, logs_read
+from ferryman.plan import DestinationNode, Plan, keyed_nodes, logs_read
 from ferryman.plan.keyed import read_once_sources
 from ferryman.records.families import (
     FailedMember,
@@ -50,6 +50,7 @@ from ferryman.state.outbox import OutboxWriter, row_groups
 from ferryman.state.state import State
 from ferryman.storage import files
 from ferryman.storage.delta import DataFile
+from ferryman.storage.files import StatePath
 from ferryman.storage.parquet import Part, read_part, write_part
 from ferryman.storage.query import connect, quote_list, register
 
@@ -150,7 +151,9 @@ def _retry_stopped(state: State, command: Command) -> int:
     logs = {node.name: LogPositions(state, node.name) for node in logs_read(state.plan.nodes)}
     if command.verb not in _RETRIES or not any(stored.stopped() for stored in logs.values()):
         return 0
-    wanted = Filter(command.statuses or frozenset(), command.destination, command.source, command.document)
+    wanted = Filter(
+        command.statuses or frozenset(), command.destination, command.source, command.document, reason=command.reason
+    )
     with open_view(state.root, state.plan) as view:
         found = view.stopped(wanted)
     rows = [row for row in found if command.documents is None or row["origin"] in command.documents]
@@ -243,7 +246,19 @@ def _make_filter(command: Command) -> Filter:
     """Return the filter for the deliveries that a command affects; an empty set of statuses selects none."""
     concerned = command.definition.concerns
     statuses = concerned if command.statuses is None else concerned & command.statuses
-    return Filter(statuses, command.destination, command.source, command.document)
+    return Filter(statuses, command.destination, command.source, command.document, reason=command.reason)
+
+
+def count_concerned(root: StatePath, plan: Plan, command: Command) -> int:
+    """Count the deliveries that a command would concern now."""
+    if not (query := _make_filter(command)).statuses:
+        return 0
+    return retry_read(root, lambda: _count(root, plan, query))
+
+
+def _count(root: StatePath, plan: Plan, query: Filter) -> int:
+    with open_view(root, plan) as view:
+        return view.count_deliveries(query)
 
 
 def _count_shares(state: State, command: Command) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 from ferryman import crash
 from ferryman.engine.results import Staged
-from ferryman.state.state import SEQUENCE, WAVE, State
+from ferryman.state.state import SEQUENCE, STEP_TIME, WAVE, State
 from ferryman.storage.delta import DataFile
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.parquet import Part
@@ -84,7 +85,11 @@ def commit_wave(
 def commit_staged(
     state: State, number: int, staged: Sequence[Staged], positions: Mapping[str, int] = NO_POSITIONS
 ) -> None:
-    """Commit what a wave's tasks have staged."""
+    """Commit what a wave's tasks have staged, and add up how long their steps took."""
+    took_us: Counter[str] = Counter()
+    for each in staged:
+        took_us.update(each.took_us or {})
+    times = {f"{STEP_TIME}{name}": state.outbox.transaction(f"{STEP_TIME}{name}") + us for name, us in took_us.items()}
     commit_wave(
         state,
         number,
@@ -94,5 +99,5 @@ def commit_staged(
         dropped=sum(s.counts["dropped"] for s in staged),
         failed=sum(s.counts["dead"] + s.counts["error_doc"] for s in staged),
         ledger=[part for s in staged for part in s.ledger],
-        positions=positions,
+        positions={**positions, **times},
     )

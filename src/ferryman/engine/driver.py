@@ -20,7 +20,6 @@ from ferryman.errors import EngineError, FerrymanError, UsageError
 from ferryman.observe import Observer
 from ferryman.plan import Plan, SourceNode
 from ferryman.plan.load import pickle_neighbours_by_value
-from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, is_disk_full
 
@@ -144,7 +143,7 @@ def open_runner(
             return
     with contextlib.ExitStack() as cleanup:
         nodes = [node for plan in plans for node in plan.nodes]
-        queries = any(isinstance(node, SourceNode) and isinstance(node.source, DataFrame) for node in nodes)
+        queries = any(isinstance(node, SourceNode) and node.source.runs_queries for node in nodes)
 
         launch = Launch()
 

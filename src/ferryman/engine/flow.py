@@ -23,10 +23,12 @@ from ferryman import limits
 from ferryman.breaker import backoff_s
 from ferryman.engine import migration
 from ferryman.engine.driver import explain_errors, record_plan_changes
+from ferryman.engine.results import Look
 from ferryman.engine.run import Run
 from ferryman.engine.runner.base import Runner, RunnerLost
 from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, RunSettings
 from ferryman.engine.summary import FlowSummary, Summary
+from ferryman.engine.watch import EventWatch
 from ferryman.errors import PlanChanged, StateLost, message_of
 from ferryman.observe import Observer
 from ferryman.plan import Flow, Plan, changes, structure
@@ -90,8 +92,12 @@ class FlowRun:
         self._restart_times: dict[str, float] = {}
         """Plan that has stopped -> time of the clock at which it is started again."""
 
-    def run(self, every: float | None = None) -> FlowSummary:
-        """Run rounds until nothing more can be done; with ``every`` (seconds), repeat as long as a plan can run."""
+    def run(self, every: float | None = None, watch: EventWatch | None = None) -> FlowSummary:
+        """Run rounds until nothing more can be done; with ``every`` (seconds), repeat as long as a plan can run.
+
+        Args:
+            watch: between two periods, look at what has changed as soon as that is noticed.
+        """
         self._endless = every is not None
         self._for_each_plan(lambda plan: plan.start(self._make_run))  # 2
         while True:
@@ -102,8 +108,25 @@ class FlowRun:
                 self._stop_all(self._lost)
             if every is None or not any(plan.is_running for plan in self._plans):
                 return self._finish()
-            self._sleep(max(0.0, started + every - self._clock.now()))
+            if watch is None:
+                self._sleep(max(0.0, started + every - self._clock.now()))
+            else:
+                self._follow(watch, started + every)
             self._begin_period()
+
+    def _follow(self, watch: EventWatch, until: float) -> None:
+        """Process what changes, and what comes due, until it is time for the next period."""
+        while self._lost is None and (found := watch.wait(until, self._have_work)) is not None:
+            for plan in self._plans:
+                plan.to_list = found.get(plan.name, {})
+            self._run_rounds(until)
+            self._for_each_plan(lambda plan: plan.notify())
+
+    def _have_work(self) -> bool:
+        """Return whether a plan has work that needs no scan."""
+        working: list[bool] = []
+        self._for_each_plan(lambda plan: working.append(plan.has_work()))
+        return any(working)
 
     def _make_run(self, state: State) -> Run:
         return Run(state, self._runner, self._observer, replace(self._settings, wait=0), self._clock)
@@ -236,6 +259,8 @@ class FlowPlan:
         self._accept_changes = accept_changes
         self._state: State | None = None
         self._run: Run | None = None
+        self.to_list: Look = {}
+        """Files that its next turn lists, if there is no other new input."""
         self._idle_turns = 0
 
     @property
@@ -260,6 +285,8 @@ class FlowPlan:
 
     def release(self) -> None:
         """Stop being the driver of its state."""
+        if self._run is not None:
+            self._run.close()
         self._run = None
         if self._state is not None:
             self._state.release()
@@ -298,9 +325,10 @@ class FlowPlan:
     def turn(self, *, endless: bool) -> bool:
         """Do what can be done now, if anything, and return whether a wave was committed."""
         state = self._state
-        if state is None or not (self.has_new_input or self.due_s() == 0):
+        if state is None or not (self.has_new_input or self.to_list or self.due_s() == 0 or self._logs_have_grown):
             return False
-        before, scan, self.has_new_input = state.wave, self.has_new_input, False
+        before, scan = state.wave, True if self.has_new_input else self.to_list
+        self.has_new_input, self.to_list = False, {}
         if self._call_run(lambda run: run.turn(scan=scan, endless=endless)) is not None:
             self.failures = 0
         committed = state.wave > before
@@ -308,6 +336,18 @@ class FlowPlan:
         for reader in self.readers if committed else ():
             reader.has_new_input = True
         return committed
+
+    def has_work(self) -> bool:
+        """Return whether there is work that needs no scan."""
+        return bool(self._call_run(lambda run: run.ask_logs())) or self.due_s() == 0
+
+    @property
+    def _logs_have_grown(self) -> bool:
+        return self._run is not None and self._run.logs_have_grown
+
+    def notify(self) -> None:
+        """Send notifications, see ``Run.notify``."""
+        self._call_run(lambda run: run.notify(limits.NOTIFY_EVERY_S))
 
     def report(self) -> None:
         """Send notifications and refresh cached counts, see ``Run.report``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,8 +14,9 @@ import numpy as np
 
 from ferryman import crash, limits
 from ferryman.engine.at_most_once import OnceRanges, OnceWave, end_once_wave
-from ferryman.engine.breakers import NodeBreakers
+from ferryman.engine.breakers import NodeBreakers, listing_key
 from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart, Listing, Staged, WantedIds, outage_of
+from ferryman.engine.runner.base import QueryFailed, Runner, run_frame_again
 from ferryman.engine.tasks import EntryRange, HeldEntry, LogBatch, LogSplit
 from ferryman.errors import Misconfigured, StateLost, Unavailable, UsageError, message_of
 from ferryman.observe import WARNING
@@ -22,7 +24,7 @@ from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, log
 from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.records.keys import lane_number, lanes, place_id, place_of
 from ferryman.records.rows import ORDINAL_STEPS, STOPS, Status, events, now_us, wait_s
-from ferryman.sources.log import Log, Piece, Positions
+from ferryman.sources.log import Log, Piece, Positions, SparkAccess
 from ferryman.state.logs import (
     NOTHING_STOPS,
     LogHead,
@@ -32,7 +34,7 @@ from ferryman.state.logs import (
     number_of_text,
     reader_name,
 )
-from ferryman.state.state import State
+from ferryman.state.state import STREAMS, State
 from ferryman.storage.parquet import write_part
 from ferryman.storage.query import connect, quote_list
 
@@ -71,6 +73,8 @@ class Logs:
         self._blocked: dict[_PartitionKey, Blocked] = {}
         self._counted_heads: dict[_PartitionKey, LogHead] = {}
         """Blocked entries and the attempts spent on them, as of the last commit."""
+        self._ask_at: dict[str, float] = {}
+        """Log -> monotonic time before which it is not asked again where it ends."""
         self._to_note: set[str] = set()
         """Logs whose new positions have been committed but not passed on to the log."""
         self._once = state.plan.once
@@ -87,6 +91,16 @@ class Logs:
     def __bool__(self) -> bool:
         return bool(self._sources)
 
+    def open(self, runner: Runner) -> None:
+        """Prepare the logs for the run, before workers get copies of them."""
+        for name, log in self._logs.items():
+            log.open(self._state.root / STREAMS / name, LogSpark(runner))
+
+    def close(self) -> None:
+        """End what ``open`` has begun."""
+        for log in self._logs.values():
+            log.close()
+
     def forget_attempts(self) -> None:
         """Read the attempts of blocked entries again at the next ``refresh``, since an operator may have reset them."""
         self._counted_heads.clear()
@@ -98,6 +112,24 @@ class Logs:
         self._nodes.record_listings(listings)
         self._once_ranges.refresh()
         return not any(listing.failures for listing in listings)
+
+    def have_grown(self) -> bool:
+        """Return whether a log that can be read ends elsewhere than at the last ``refresh``; each log is asked now and
+        then only."""
+        return any(self._has_grown_since(name, log) for name, log in self._logs.items())
+
+    def _has_grown_since(self, name: str, log: Log) -> bool:
+        now = time.monotonic()
+        if name in self._held_exports or now < self._ask_at.get(name, 0.0):
+            return False
+        if self._nodes.blocked(name) or self._nodes.blocked(listing_key(name)):
+            return False
+        self._ask_at[name] = now + log.ask_again_s
+        snapshot = self._snapshots.get(name)
+        try:
+            return snapshot is None or log.has_grown(snapshot.end)
+        except Exception:
+            return True  # which ``refresh`` reports
 
     def due_entries(self) -> WantedIds:
         """Return source -> ids of entries that are to be read again now. Exports of keyed nodes are not included; they
@@ -642,6 +674,26 @@ def _find_heads(rows: _HeldRows) -> Numbers:
     heads = np.empty(len(order), np.int64)
     heads[order] = order[begins][np.cumsum(begins) - 1] if len(order) else 0
     return heads
+
+
+class LogSpark(SparkAccess):
+    """Spark as logs use it: a query of the user's that fails is an outage of the log."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def use_session(self, use: Callable[[Any], Any]) -> Any:
+        return self._runner.use_session(use)
+
+    def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Any]) -> list[Any]:
+        """
+        Raises:
+            Unavailable: the frame's rows cannot be computed.
+        """
+        try:
+            return run_frame_again(self._runner, read, task)
+        except QueryFailed as e:
+            raise Unavailable(f"the rows cannot be computed: {message_of(e)}") from e
 
 
 # Snapshots of a log: where it ends now, the plan's position in it, and entries to read again. The log is only read.

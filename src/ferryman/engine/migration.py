@@ -49,6 +49,7 @@ from ferryman.state.state import (
     State,
     record_missed_entries,
     sender_of,
+    stream_files,
 )
 from ferryman.state.targets import Target
 from ferryman.storage import files
@@ -446,6 +447,9 @@ def _build(old: State, new: State, from_version: int) -> None:
     for name in (NOTIFIED, MISSED):  # wave numbers continue, so that nobody is notified of old failures again
         if files.exists(recorded := old.root / name):
             files.publish(new.root / name, files.read(recorded))
+    for name in stream_files(old.root):
+        files.make_folder((new.root / name).parent)
+        files.replace(new.root / name, files.read(old.root / name))
     for name in (TARGETS, VERIFIED):
         if files.exists(old.root / name):
             files.publish(new.root / name, _records_of_kept_targets(old, new, name))

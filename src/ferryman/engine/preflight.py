@@ -102,6 +102,9 @@ class CheckedRunner(Runner):
         submitted: Future[list[Any]] = self._runner.submit(checked, items, background=background)
         return Deferred(lambda done: set_outcome(done, partial(self._collect, checked, items, submitted)))
 
+    def use_session(self, use: Callable[[Any], Answer]) -> Answer:
+        return self._runner.use_session(use)
+
     def _collect(self, task: CheckedTask, items: Sequence[Any], submitted: Future[list[Any]]) -> list[Any]:
         """Wait for the answers, and submit tasks again that were refused."""
         answers: dict[int, Any] = {}

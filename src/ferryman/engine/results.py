@@ -35,6 +35,7 @@ from ferryman.plan import SourceNode
 from ferryman.records.families import Published
 from ferryman.records.rows import HEADING, LONGEST
 from ferryman.sources import Bookmark, Complete, Doubt
+from ferryman.sources.base import TouchedFiles
 from ferryman.state.logs import LogHead, number_of_text
 from ferryman.storage.files import StatePath, fsync_folder
 from ferryman.storage.parquet import Part
@@ -74,6 +75,8 @@ class Staged(NamedTuple):
     keyed node."""
     killed: KilledTask | None = None
     """Set if this at-most-once task was killed, and only what it had finished is staged."""
+    took_us: dict[str, int] | None = None
+    """Step -> microseconds spent in its calls; None if they were made in a child process."""
 
 
 class KilledTask(NamedTuple):
@@ -149,6 +152,8 @@ class Listing(NamedTuple):
 
     source: SourceNode
     parts: list[ListedPart]
+    changes_only: bool = False
+    """Whether only what may have changed was listed."""
 
     @property
     def rows(self) -> int:
@@ -169,7 +174,7 @@ class Listing(NamedTuple):
     @property
     def is_complete(self) -> bool:
         """Return whether a document that is not listed was deleted at the source."""
-        if self.failures:
+        if self.failures or self.changes_only:
             return False
         new = [part.is_complete for part in self.parts if part.is_complete is not None]
         return self.source.source.lists_all or (bool(new) and all(new))
@@ -187,6 +192,10 @@ class Listing(NamedTuple):
 
 WantedIds = Mapping[str, frozenset[str]]
 """Source -> ids of the documents that are wanted; from sources that are not named, none."""
+
+Look = Mapping[str, TouchedFiles | None]
+"""Source -> the files and folders that are listed because they may have changed; None: all of it. Sources that are not
+named are not listed."""
 
 
 NO_IDS: Final[WantedIds] = MappingProxyType({})

@@ -15,14 +15,16 @@ afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import zip_longest
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ferryman import crash, limits
 from ferryman.account.queries import all_errors_queued, cache_counts, outstanding_for_driver
+from ferryman.breaker import backoff_s
 from ferryman.engine import commands, migration
 from ferryman.engine.activity import ActivityRecorder
 from ferryman.engine.answers import AnswerUpkeep
@@ -34,7 +36,7 @@ from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
 from ferryman.engine.pending_work import Backlog, PendingWork
 from ferryman.engine.reset import reset_states
-from ferryman.engine.results import Staged
+from ferryman.engine.results import Look, Staged
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.phase import ChangeSet, ScanPhase
 from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, RunSettings
@@ -45,12 +47,17 @@ from ferryman.engine.target_look import SampleVerification
 from ferryman.engine.targets import TargetWatch
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
+from ferryman.engine.watch import EventWatch
 from ferryman.notify import Reporter
 from ferryman.observe import WARNING, Forwarding, Observer
 from ferryman.records.rows import now_us
 from ferryman.state.commands import ADOPT, OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep
+from ferryman.state.runs import RunRecorder
 from ferryman.state.state import State
+
+if TYPE_CHECKING:
+    from ferryman.mirror.mirror import BackgroundMirrors
 
 _IDLE_TURNS: Final = 3
 """Consecutive rounds without a commit after which a run ends although something is due: a worker may have died, or a
@@ -80,24 +87,33 @@ class Run:
         self._clock = clock
         self._summary = Summary()
         self._reporter = Reporter(state, [*state.plan.notified, *settings.notify], self._add_message)
+        self._mirrors = background_mirrors(state)
         self._count_cache = CountCache(state)
+        self._recorder = RunRecorder(state)
         self._backlog = Backlog(state, settings.max_pending)
         self._listing_incomplete = False
         self._scan_stopped = False
         """The last full scan, or one since, stopped early because too much is pending."""
         self._backlog_reported = self._endless = False
         self._waited = 0.0
-        pickled_plan = PickledPlan.of(state.plan)
+        self.logs_have_grown = False
+        """A log has entries that were not there when it was read."""
+        self._idle_turns = 0
+        """Turns of a run that watches that had work and committed nothing, in a row: their documents may be away."""
+        self._due_ignored_until = 0.0
         self._breakers = BreakerRegistry(state.plan, self._add_message, clock.now)
+        self._nodes = NodeBreakers(state.plan, self._breakers, clock.now)
+        self._logs = Logs(state, self._nodes, self._add_message)
+        self._logs.open(runner)
+        pickled_plan = PickledPlan.of(state.plan)
         self._observer = observer = Forwarding(ActivityRecorder(state, self._breakers.troubles), observer)
         self._dispatcher = Dispatcher(state, pickled_plan, runner, self._breakers, pace_s=settings.pace_s)
         self._targets = TargetWatch(state)
         self._dispatcher.on_checked = self._targets.look
+        self._dispatcher.on_sent = observer.sent if observer.wants_chunks else None
         self._samples = SampleVerification(state.root, state.plan, settings.verify_sample, self._add_message, clock.now)
         self._sequence_guard = SequenceGuard(state, self._dispatcher, self._add_message)
         self._progress = ProgressReader(state.local_scratch / _PROGRESS_FOLDER, observer)
-        self._nodes = NodeBreakers(state.plan, self._breakers, clock.now)
-        self._logs = Logs(state, self._nodes, self._add_message)
         self._transform = TransformPhase(
             state, pickled_plan, runner, self._nodes, self._logs, self._progress, self._add_message
         )
@@ -108,8 +124,20 @@ class Run:
         self._upkeep = Upkeep(state, self._add_message_once)
         self._answers = AnswerUpkeep(state, self._add_message_once)
 
-    def run(self, every: float | None = None) -> Summary:
-        """Recover, then scan and deliver once; with ``every`` (seconds), repeat until the process is stopped."""
+    def run(self, every: float | None = None, watch: EventWatch | None = None) -> Summary:
+        """Recover, then scan and deliver once; with ``every`` (seconds), repeat until the process is stopped.
+
+        Args:
+            watch: between two scans, look at what has changed as soon as that is noticed. Needs ``wait=0``.
+        """
+        with contextlib.closing(self):
+            return self._run(every, watch)
+
+    def close(self) -> None:
+        """End the queries of streams, which a run that has ended does not read."""
+        self._logs.close()
+
+    def _run(self, every: float | None, watch: EventWatch | None) -> Summary:
         self.recover()
         while True:
             started = time.monotonic()
@@ -117,25 +145,51 @@ class Run:
             self.report()
             if every is None:
                 return self.finish()
+            if watch is not None:
+                self._follow(watch, started + every)
+                continue
             pause = max(0.0, started + every - time.monotonic())
             self._observer.waits(pause)
             self._clock.sleep(pause)
 
-    def turn(self, *, scan: bool = True, endless: bool = True, until: float | None = None) -> bool:
+    def _follow(self, watch: EventWatch, until: float) -> None:
+        """Process what changes, and what comes due, until it is time for the next full scan."""
+        while (found := watch.wait(until, self.has_work)) is not None:
+            before = self._state.wave
+            self.turn(scan=found.get("", {}))
+            self._idle_turns = 0 if found or self._state.wave > before else self._idle_turns + 1
+            self._due_ignored_until = self._clock.now() + (backoff_s(self._idle_turns) if self._idle_turns else 0.0)
+            self.notify(limits.NOTIFY_EVERY_S)
+
+    def has_work(self) -> bool:
+        """Return whether there is work that needs no scan; asked now and then by a run that watches."""
+        return self.ask_logs() or (self._clock.now() >= self._due_ignored_until and self.due_s() == 0)
+
+    def ask_logs(self) -> bool:
+        """Return whether logs have new entries, which the next turn reads."""
+        self.logs_have_grown |= self._logs.have_grown()
+        return self.logs_have_grown
+
+    def turn(self, *, scan: bool | Look = True, endless: bool = True, until: float | None = None) -> bool:
         """Scan once, if asked to, and deliver what is due; returns whether the listing was complete.
 
         For callers that drive a state over a long time: call ``recover`` once, then this whenever there is work. With
         ``wait=0`` it does not wait for anything to come due.
 
         Args:
+            scan: True: list everything; or list only this, and read logs only if they have grown.
             endless: the run is never restarted, so nodes that failed permanently are tried again later.
             until: monotonic time; do not wait for work that comes due later.
         """
         self._endless = self._breakers.endless = endless
         if endless:
             del self._summary.messages[:-_KEPT_MESSAGES]
-        if scan:
+        if scan is True:
             self._listing_incomplete = not self._scan()
+        elif scan:
+            self._scan(look=scan)
+        if self.logs_have_grown:
+            self._read_logs()
         self._deliver_pending(until)
         while (self._scan_stopped or self._scanning.has_more) and not self._backlog.too_large:
             self._listing_incomplete = not self._scan()
@@ -148,7 +202,7 @@ class Run:
             for message in self._targets.messages():
                 self._add_message_once(message)
         self._observer.waits()
-        return not (scan and self._listing_incomplete)
+        return not (scan is True and self._listing_incomplete)
 
     def report(self) -> None:
         """Have destinations maintain what they hold, record what targets have, report hints at mistakes in the plan,
@@ -158,12 +212,23 @@ class Run:
         self._targets.remember()
         for hint in self._nodes.hints():
             self._add_message_once(hint)
+        for message in self._mirrors.messages() if self._mirrors is not None else ():
+            self._add_message_once(WARNING + message)
         self.notify()
 
     def notify(self, least_s: float = 0.0) -> None:
         """Notify the plan's targets of news since the last notification, unless that was less than ``least_s`` seconds
-        ago."""
+        ago. Record how far an endless run is."""
         self._reporter.report(self._breakers.stopped(), least_s)
+        if self._endless:
+            self._recorder.record_turn(self._counts_so_far)
+
+    def _counts_so_far(self) -> dict[str, int]:
+        """Return what an endless run has done, as ``state.runs.PastRun`` has it."""
+        owed = self._owed()
+        code = 4 if owed or self._listing_incomplete or self._scan_stopped else 0
+        done = {name: getattr(self._summary, name) for name in ("waves", "delivered", "deleted", "dropped")}
+        return {"exit": code, **done, "pending": owed}
 
     def due_s(self) -> float | None:
         """Return the seconds until there is work that needs no scan; None: nothing is pending."""
@@ -176,6 +241,8 @@ class Run:
             self._add_message(note)
         if not any(command.verb == ADOPT for command in queued_commands(state)):
             self._sequence_guard.refuse_old_copy()
+        if self._mirrors is not None:
+            self._mirrors.start()
         actions = []
         if state.wave > state.settled:
             settled = settle(state, state.wave, self._run_tasks)
@@ -197,23 +264,29 @@ class Run:
 
     # -- a scan ----------------------------------------------------------------------------------
 
-    def _scan(self, *, only_pending: bool = False) -> bool:
+    def _scan(self, *, only_pending: bool = False, look: Look | None = None) -> bool:
         """Scan once and run a wave for each batch of changes; return False if a listing was incomplete, or too much is
-        pending."""
+        pending.
+
+        Args:
+            look: list only this; None: everything.
+        """
         self._take_commands()
-        self._scan_stopped &= only_pending
+        full = not only_pending and look is None
+        self._scan_stopped &= not full
         self._nodes.check_capabilities(self._runner)
         complete, min_waves = None, 1
         while complete is None and self._has_room():
-            complete = self._run_waves(self._scanning.run(only_pending=only_pending), min_waves)
+            complete = self._run_waves(self._scanning.run(only_pending=only_pending, look=look), min_waves)
             min_waves *= 2  # so that the scan ends, however often operators send commands
         self._backlog_reported &= self._scan_stopped
         self._scanning.end()
-        read = only_pending or not self._logs or self._read_logs()
+        read = not full or not self._logs or self._read_logs()
         return bool(complete) and read
 
     def _read_logs(self) -> bool:
         """Run waves for the entries that logs have now; False: a log was unavailable, or too much is pending."""
+        self.logs_have_grown = False
         complete = self._logs.refresh()
         idle = 0
         slots, wave_bytes = self._runner.slots, self._settings.wave_bytes
@@ -318,6 +391,8 @@ class Run:
         crash.point("deliver.done")
         self._observer.phase(number, "settle")
         settled = settle(self._state, number, self._run_tasks)
+        if self._mirrors is not None:
+            self._mirrors.wake()
         self._summary.waves += 1
         self._summary.delivered += settled.delivered - settled.deleted
         self._summary.deleted += settled.deleted
@@ -327,9 +402,12 @@ class Run:
         self._answers.run()
         self._transform.has_orphans = False
         self._nodes.forget_scopes(self._pending.step_debts())
-        owed = sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
-        self._observer.settled(settled.delivered, owed, settled.failed)
+        self._observer.settled(settled.delivered, self._owed(), settled.failed)
         return settled.sent
+
+    def _owed(self) -> int:
+        """Return the number of pending deliveries."""
+        return sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
 
     def _take_commands(self) -> bool:
         """Apply queued commands and return whether they changed anything."""
@@ -392,6 +470,8 @@ class Run:
     def finish(self) -> Summary:
         """Return the run's summary: what was done and what is left."""
         summary = self._summary
+        for message in self._mirrors.end() if self._mirrors is not None else ():
+            self._add_message(WARNING + message)
         summary.remembered = self._answers.finish()
         for name, value in outstanding_for_driver(self._state).items():
             setattr(summary, name, value)
@@ -404,6 +484,7 @@ class Run:
         incomplete = self._listing_incomplete or bool(self._pending.unlisted_sources or self._logs.is_blocked)
         reported = bool(summary.failed or summary.rejected) and all_errors_queued(self._state.root, self._plan)
         summary.set_exit(held=self._scanning.held, incomplete=incomplete, reported=reported, replaced=bool(replaced))
+        self._recorder.record(summary.counts())
         return summary
 
     def _add_message_once(self, text: str) -> None:
@@ -414,6 +495,15 @@ class Run:
         """Report a line, which may begin with ``WARNING``, and keep it for the summary, without that."""
         self._summary.messages.append(text.removeprefix(WARNING))
         self._observer.message(text)
+
+
+def background_mirrors(state: State) -> BackgroundMirrors | None:
+    """Return the mirrors of a state's plan; None: it has none, as most."""
+    if not state.plan.mirrors:
+        return None
+    from ferryman.mirror.mirror import BackgroundMirrors
+
+    return BackgroundMirrors(state.root, state.plan, state.plan.mirrors)
 
 
 # Counts of a large state, kept for ``status``.

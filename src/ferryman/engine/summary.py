@@ -42,11 +42,12 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object of ``run --json``; ``remembered`` is left out of plans without such steps."""
-        counts = dataclasses.asdict(self)
-        del counts["messages"], counts["documents"]
-        if not self.remembered:
-            del counts["remembered"]
-        return counts
+        return {**self.counts(), **({"remembered": self.remembered} if self.remembered else {})}
+
+    def counts(self) -> dict[str, int]:
+        """Return the exit code and the counts, ``documents`` left out."""
+        names = ("exit", "waves", "delivered", "deleted", "dropped", "failed", "rejected", "pending", "in_doubt")
+        return {name: getattr(self, name) for name in names}
 
     def set_exit(self, *, held: bool, incomplete: bool, reported: bool = False, replaced: bool = False) -> None:
         """Set the exit code of the command line, from the counts.

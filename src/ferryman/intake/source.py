@@ -18,6 +18,7 @@ from ferryman.errors import BadDocument, TransientError, UsageError, plain_text
 from ferryman.intake import Job, JobQueue, QueueLost
 from ferryman.intake import job as inventory
 from ferryman.intake.job import FILES_FOLDER, StoredFile
+from ferryman.intake.overview import count_jobs
 from ferryman.net import relative_paths
 from ferryman.sources.base import Detect, Listed, Source
 
@@ -119,6 +120,14 @@ class Jobs(Source):
         if self.url is not None and self.url.startswith("zookeeper://") and find_spec("kazoo") is None:
             return "a queue on ZooKeeper needs kazoo, not installed here: pip install 'ferryman[intake]'"
         return ""
+
+    def job_counts(self) -> dict[str, int]:
+        if self._queue is not None:
+            return count_jobs(self._queue.tree)
+        if self.url is None:
+            return {}
+        with JobQueue.open(self.url) as queue:  # apart from the one that a run uses
+            return count_jobs(queue.tree)
 
     def check(self) -> None:
         """

@@ -14,12 +14,23 @@ from ferryman.errors import UsageError
 from ferryman.net import relative_paths, urls
 
 POSTGRESQL_DRIVER: Final = "postgresql+psycopg"
+MYSQL_DRIVER: Final = "mysql+pymysql"
+
+_DRIVERS: Final = {"postgresql": POSTGRESQL_DRIVER, "mysql": MYSQL_DRIVER, "mariadb": MYSQL_DRIVER}
+"""Scheme of a URL -> the driver that is meant."""
+
+_PACKAGES: Final = {
+    POSTGRESQL_DRIVER: ("psycopg", "PostgreSQL needs psycopg", "ferryman[postgres]"),
+    MYSQL_DRIVER: ("pymysql", "MySQL and MariaDB need PyMySQL", "ferryman[mysql]"),
+}
+"""Driver -> (its package, what to say if it is not installed, what to install)."""
 
 _HIDDEN: Final = "***"
 
 
 def parse_url(url: str) -> sa.URL:
-    """Parse a URL, add the driver that Ferryman uses to a plain ``postgresql://``, and make a file's path absolute.
+    """Parse a URL, add the driver that Ferryman uses to a plain ``postgresql://``, ``mysql://`` or ``mariadb://``, and
+    make a file's path absolute.
 
     Raises:
         UsageError: it is not a database URL, its password is not percent-encoded, or its driver is not installed; says
@@ -34,12 +45,12 @@ def parse_url(url: str) -> sa.URL:
     except (sa.exc.ArgumentError, ValueError):  # ValueError: a bad port
         raise UsageError(
             "the url is not one that SQLAlchemy knows. Write sqlite:///index.db for a file, or "
-            "postgresql://user@host/database"
+            "postgresql://user@host/database or mysql://user@host/database"
         ) from None
-    if parsed.drivername == "postgresql":
-        parsed = parsed.set(drivername=POSTGRESQL_DRIVER)
-    if parsed.drivername == POSTGRESQL_DRIVER and find_spec("psycopg") is None:
-        raise UsageError("PostgreSQL needs psycopg, which is not installed: pip install 'ferryman[postgres]'")
+    parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
+    package, needs, extra = _PACKAGES.get(parsed.drivername, ("", "", ""))
+    if package and find_spec(package) is None:
+        raise UsageError(f"{needs}, which is not installed: pip install '{extra}'")
     return _absolute(parsed) if parsed.get_backend_name() == "sqlite" else parsed
 
 

@@ -178,13 +178,38 @@ SQLITE: Final[dict[int, Fault]] = {
 
 MYSQL: Final[dict[int, Fault]] = {
     # number of the server's error or of the client library's
-    **dict.fromkeys((1040, 1203), Fault(Unavailable, f"the server has too many connections; {_AGAIN}")),
-    **dict.fromkeys((1053, 1927), Fault(Unavailable, f"the server ended the session; {_AGAIN}")),
-    **dict.fromkeys((1205, 1213), Fault(Unavailable, f"another session holds a lock; {_AGAIN}")),
-    **dict.fromkeys((1317, 3024), Fault(TransientError, f"the statement took longer than the server allows; {_AGAIN}")),
-    **dict.fromkeys((2002, 2003, 2006, 2013, 2055), Fault(Unavailable, f"the connection was lost; {_AGAIN}")),
-    1021: Fault(Unavailable, f"the server's disk is full; {_AGAIN}"),
-    1836: Fault(Unavailable, f"the server only reads; {_AGAIN}"),
+    **dict.fromkeys((1040, 1203, 1226), Fault(Unavailable, f"the server has too many connections; {_AGAIN}")),
+    **dict.fromkeys((1053, 1152, 1184, 1927, 4031), Fault(Unavailable, f"the server ended the session; {_AGAIN}")),
+    **dict.fromkeys((1020, 1205, 1206, 1213), Fault(Unavailable, f"another session holds a lock; {_AGAIN}")),
+    **dict.fromkeys(
+        (1317, 1969, 3024), Fault(TransientError, f"the statement took longer than the server allows; {_AGAIN}")
+    ),
+    **dict.fromkeys(
+        (1042, 1047, 1158, 1159, 1160, 1161, 2002, 2003, 2006, 2013, 2014, 2055),
+        Fault(Unavailable, f"the connection was lost; {_AGAIN}"),
+    ),
+    **dict.fromkeys((1021, 1114), Fault(Unavailable, f"the server's disk or tablespace is full; {_AGAIN}")),
+    **dict.fromkeys((1037, 1038, 1041), Fault(Unavailable, f"the server lacks memory; {_AGAIN}")),
+    **dict.fromkeys((1290, 1792, 1836), Fault(Unavailable, f"the server only reads: is it a replica? {_AGAIN}")),
+    **dict.fromkeys((1044, 1045, 1698, 1862), Fault(Misconfigured, "correct user and password, then run again")),
+    **dict.fromkeys((1142, 1143, 1227, 1370), Fault(Misconfigured, "grant this user the right, then run again")),
+    **dict.fromkeys((1129, 1130), Fault(Misconfigured, "let this host in at the server, then run again")),
+    **dict.fromkeys((1251, 2026, 2059, 3159), Fault(Misconfigured, "correct the URL's ssl_ options, then run again")),
+    1049: Fault(Misconfigured, "create the database, or correct the URL, then run again"),
+    **dict.fromkeys(
+        (1054, 1072, 1136, 1356), Fault(Misconfigured, "restore the table's columns, or drop the table, then run again")
+    ),
+    **dict.fromkeys((1153, 1162, 1301), Fault(PermanentError, "shorten it in a step, or raise max_allowed_packet")),
+    **dict.fromkeys((1118, 1406, 1074), Fault(PermanentError, "shorten it in a step, or widen the column")),
+    **dict.fromkeys(
+        (1048, 1062, 1169, 1216, 1217, 1364, 1451, 1452, 1557, 1586, 3819, 4025),
+        Fault(PermanentError, "change the document in a step, or the table's constraint"),
+    ),
+    **dict.fromkeys(
+        (1264, 1265, 1292, 1366, 1367, 1411, 1416, 1525, 1690, 3140, 3141, 3144, 3156, 4038),
+        Fault(PermanentError, "change the document in a step, or the table's column"),
+    ),
+    1644: Fault(PermanentError, "a trigger refuses it: change the document in a step, or the trigger"),
 }
 
 ODBC: Final[dict[str, Fault]] = {

@@ -36,7 +36,7 @@ def absolute_folder(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path).removeprefix("file://")
     if url := _URL.match(text):
         raise ValueError(
-            f"{url[0]}// is not supported yet. Give a folder of this machine, and copy it there when the run has ended"
+            f"{url[0]} is of a URL, which this is not. Give a folder of this machine, or a URL as text: {url[0]}//…"
         )
     return absolute(text)
 

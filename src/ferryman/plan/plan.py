@@ -48,6 +48,7 @@ from ferryman.sources.base import Source
 from ferryman.sources.log import Alternating, Joined, Log
 
 if TYPE_CHECKING:
+    from ferryman.destinations.cassandra import Cassandra
     from ferryman.document import Document
     from ferryman.records.keys import KeyStates
 
@@ -103,6 +104,7 @@ class Plan:
         self.provenance = provenance
         self._nodes: list[Node] = []
         self._notified: list[NotifyTarget] = []
+        self._mirrors: list[Cassandra] = []
         self._frozen = False
 
     @property
@@ -470,6 +472,30 @@ class Plan:
             raise PlanError([f"plan {self.name} has run and is frozen: say whom to notify before the run."])
         self._notified.append(NotifyTarget(to, secret, timeout_s))
 
+    def mirror(self, to: Cassandra) -> None:
+        """Copy the ledger into Cassandra: every event, in order, into the tables that JesterJ keeps there
+        (docs/how-to/mirror-the-ledger-into-cassandra.md).
+
+        A run does it beside its work and never waits for it; what is missing, because Cassandra was away or the run
+        ended, the next run sends. It is not part of the plan's structure: it may change at any time.
+
+        Args:
+            to: ``Cassandra(hosts)``, without a keyspace: there is one for each source, and for each source and
+                destination.
+        """
+        from ferryman.destinations.cassandra import Cassandra  # most plans do without
+
+        if self._frozen:
+            raise PlanError([f"plan {self.name} has run and is frozen: name its mirrors before the run."])
+        if not isinstance(to, Cassandra) or to.keyspace is not None:
+            raise PlanError([f"mirror({to!r}): give Cassandra(hosts), without a keyspace: a mirror has its own."])
+        self._mirrors.append(to)
+
+    @property
+    def mirrors(self) -> tuple[Cassandra, ...]:
+        """Where ``mirror`` copies the ledger to."""
+        return tuple(self._mirrors)
+
     @property
     def notified(self) -> tuple[NotifyTarget, ...]:
         """Whom ``notify`` named."""
@@ -484,6 +510,7 @@ class Plan:
         findings, warnings = check.check(self.name, self.version, self.nodes, once=self.once)
         findings += strategy_findings(self.strategy, self.checkpoint, self.nodes)
         findings += [finding for target in self._notified for finding in target.findings()]
+        findings += sorted({f"mirror: {missing}." for each in self._mirrors if (missing := each.not_installed())})
         findings += pickling_findings(self.nodes)
         findings += missing_extra_findings(self.nodes)
         if findings:

@@ -20,7 +20,7 @@ from ferryman.limits import MIB
 from ferryman.plan import AltsNode, JoinNode, Plan, SourceNode
 from ferryman.proof.effects import Effects
 from ferryman.sources import DataFrame
-from ferryman.sources.base import Listed, Source
+from ferryman.sources.base import Fetched, Listed, Source
 from ferryman.sources.log import Entry, Log, Piece, Positions
 
 VERSIONS: Final = 2
@@ -144,6 +144,8 @@ def _draw(source: Source, count: int, chance: random.Random) -> DrawnSource:
 def _listing(source: Source) -> Iterator[Listed | Document]:
     for partition in source.partitions_after({}):
         for each in source.listing(partition):
+            if isinstance(each, Fetched):
+                each = each.document
             if isinstance(each, Listed) or (isinstance(each, Document) and each.operation == "upsert"):
                 yield each
 

@@ -82,7 +82,7 @@ class TwinPlan:
         self.kinds: dict[str, str] = {}
         nodes = [self._twin_of(node) for node in setup.plan.nodes]
         self.plan = copy.copy(setup.plan)
-        vars(self.plan).update(_nodes=nodes, _notified=[], _frozen=False)
+        vars(self.plan).update(_nodes=nodes, _notified=[], _mirrors=[], _frozen=False)
 
     def _twin_of(self, node: Node) -> Node:
         match node:

@@ -16,12 +16,16 @@ from ferryman.sources.records import Csv, JsonLines, Lines
 if TYPE_CHECKING:
     from ferryman.intake.source import Jobs
     from ferryman.sources.changes import Changes
+    from ferryman.sources.git import Git
     from ferryman.sources.imap import Imap
+    from ferryman.sources.indexes import Elasticsearch, OpenSearch, Solr
     from ferryman.sources.kafka import Kafka
     from ferryman.sources.mailbox import Mailbox
     from ferryman.sources.postgres_changes import PostgresChanges
     from ferryman.sources.queue import Queue
+    from ferryman.sources.site import Site
     from ferryman.sources.sql import Sql
+    from ferryman.sources.stream import Stream
     from ferryman.sources.table_changes import TableChanges
 
 __all__ = [
@@ -33,9 +37,11 @@ __all__ = [
     "CursorExpired",
     "DataFrame",
     "Doubt",
+    "Elasticsearch",
     "Entry",
     "Fetched",
     "Files",
+    "Git",
     "Imap",
     "Jobs",
     "JsonLines",
@@ -46,27 +52,37 @@ __all__ = [
     "Mailbox",
     "Memory",
     "Note",
+    "OpenSearch",
     "Piece",
     "PostgresChanges",
     "Queue",
     "Retained",
     "Rows",
+    "Site",
+    "Solr",
     "Source",
     "Sql",
+    "Stream",
     "TableChanges",
     "Unchanged",
 ]
 
 _HEAVY: Final = {
     "Changes": "sources.changes",
+    "Elasticsearch": "sources.indexes",
+    "Git": "sources.git",
     "Imap": "sources.imap",
     "Jobs": "intake.source",
     "Kafka": "sources.kafka",
     "Mailbox": "sources.mailbox",
     "PostgresChanges": "sources.postgres_changes",
+    "OpenSearch": "sources.indexes",
     "Queue": "sources.queue",
+    "Solr": "sources.indexes",
+    "Site": "sources.site",
     "Sql": "sources.sql",
     "TableChanges": "sources.table_changes",
+    "Stream": "sources.stream",
 }
 """Names loaded on demand, and their modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a
 queue."""

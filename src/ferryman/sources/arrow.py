@@ -34,12 +34,13 @@ class RowEncoder:
         UsageError: no column has this name, two columns share one, or ids cannot be made of this column.
     """
 
-    def __init__(self, schema: pa.Schema, id: str) -> None:
+    def __init__(self, schema: pa.Schema, id: str | None) -> None:
         check_names(schema.names, id)
         self.schema = schema
-        self._id = schema.names.index(id)
-        self._id_casts = _casts_of(schema.types[self._id])
-        self._id_text = _id_text(id, schema.types[self._id])
+        self._id = None if id is None else schema.names.index(id)
+        if id is not None and self._id is not None:
+            self._id_casts = _casts_of(schema.types[self._id])
+            self._id_text = _id_text(id, schema.types[self._id])
         order = sorted(range(len(schema.names)), key=lambda i: schema.names[i])
         self._row = _row_maker([schema.names[i] for i in order])
         self._columns = [(i, _casts_of(schema.types[i]), _converter(schema.types[i])) for i in order]
@@ -51,7 +52,9 @@ class RowEncoder:
 
     def encode(self, batch: pa.RecordBatch) -> tuple[list[str | None], list[bytes]]:
         """Return ids, None or "" for rows without one, and encoded fields."""
-        ids = _values(batch.column(self._id), self._id_casts, self._id_text)
+        ids: list[str | None] = [None] * batch.num_rows
+        if self._id is not None:
+            ids = _values(batch.column(self._id), self._id_casts, self._id_text)
         columns = [_values(batch.column(i), casts, convert) for i, casts, convert in self._columns]
         return ids, list(map(self._encode, map(self._row, *columns)))
 
@@ -78,12 +81,12 @@ def _row_maker(names: list[str]) -> Callable[..., Any]:
     return msgspec.defstruct("Row", list(fields), rename=fields, gc=False)
 
 
-def check_names(names: list[str], id: str) -> None:
+def check_names(names: list[str], id: str | None) -> None:
     """
     Raises:
         UsageError: no column has this name, or two columns share one; names them.
     """
-    if id not in names:
+    if id is not None and id not in names:
         raise UsageError(f"DataFrame(id={id!r}): there is no such column. There are: {', '.join(names)}.")
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:

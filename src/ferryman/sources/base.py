@@ -26,13 +26,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple, get_args
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import unquote_to_bytes
 
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
+
+if TYPE_CHECKING:
+    from ferryman.sources.inotify import FolderEvents
 
 Detect = Literal["content", "fingerprint", "none"]
 
@@ -62,7 +65,8 @@ class Unchanged(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """Answer of ``read``: the content, with the fingerprint that came with it."""
+    """Answer of ``read``: the content, with the fingerprint that came with it. ``listing`` may yield it, too, and a
+    ``Listed`` of this fingerprint in a later scan."""
 
     document: Document
     fingerprint: str
@@ -109,6 +113,15 @@ class Retained(NamedTuple):
     """Message for an operator about it; "": there is nothing to say."""
 
 
+class TouchedFiles(NamedTuple):
+    """Files and folders in which something has changed, relative to the root of a source, as the operating system names
+    them."""
+
+    files: frozenset[str] = frozenset()
+    folders: frozenset[str] = frozenset()
+    """All in and below them may be new."""
+
+
 class Doubt(NamedTuple):
     """A folder or file that a listing found missing or empty, though it may exist: a machine may not see it (an
     unmounted share).
@@ -141,6 +154,9 @@ class Source:
     lists_all = True
     """Whether a complete listing names every document, so that a missing one was deleted. False: a listing only brings
     work (jobs of a queue), and a missing document means nothing."""
+
+    runs_queries = False
+    """Whether it runs queries on the SparkSession, in the driver."""
 
     comes_again = ""
     """If not every document is listed: what to do to have one listed again, as a sentence for messages."""
@@ -199,6 +215,10 @@ class Source:
         """Return the ``target()`` of a destination whose deliveries it reads; None if it reads nothing that a
         destination writes. A ``Flow`` orders its plans by it."""
         return None
+
+    def job_counts(self) -> dict[str, int]:
+        """Return state -> number of jobs, if its documents belong to jobs of an intake queue; else {}. For metrics."""
+        return {}
 
     def not_installed(self) -> str:
         """Return which package is missing, with the command that installs it; "" if none is. Opens nothing."""
@@ -259,7 +279,30 @@ class Source:
     def remove_retained(self, reader: str, bookmarks: Mapping[str, Any]) -> None:
         """Have other systems keep nothing for this reader any more. There may be nothing."""
 
-    def listing(self, partition: Any) -> Iterator[Listed | Document | Doubt | Bookmark | Complete | Note]:
+    def changed_partitions(self, changes: TouchedFiles) -> list[Any] | None:
+        """Return pieces of work that list these files and folders only; None: everything has to be listed to find what
+        has changed in them."""
+        return None
+
+    def watch(self) -> FolderEvents | None:
+        """Begin to notice changes of what it reads; None: only a listing finds them. Called in the driver of a run that
+        watches, before anything is listed. From then on, files that programs make beside a document while they work on
+        it are not listed.
+
+        Raises:
+            CannotWatch: it could notice them elsewhere, but not here; says why.
+        """
+        return None
+
+    def end_watch(self) -> None:
+        """List everything again as before ``watch``."""
+
+    def partitions_of_ids(self, ids: Collection[str], bookmarks: Mapping[str, Any]) -> list[Any] | None:
+        """Return pieces of work for documents that wait for a retry, by their own ids; None: everything is listed, and
+        these are picked. For a source whose listing is expensive."""
+        return None
+
+    def listing(self, partition: Any) -> Iterator[Listed | Document | Fetched | Doubt | Bookmark | Complete | Note]:
         """Yield every document of this piece, and ``Doubt``s for places that the driver should check. A
         ``Document.deleted(id)`` says that the document was deleted."""
         raise NotImplementedError

@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 import io
-import os
 import posixpath
-import re
 import socket
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from importlib.util import find_spec
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Final, NoReturn
 from urllib.parse import quote
 
 from ferryman import limits
-from ferryman.errors import BadDocument, TransientError, UsageError, plain_text
-from ferryman.sources.base import EMPTY, MISSING, PRESENT, Doubt, Listed, id_of_key, key_of, printable_key
+from ferryman.errors import BadDocument, TransientError, UsageError
+from ferryman.net.drives import Drive, changes_of, protocol_of, without_login
+from ferryman.sources.base import EMPTY, MISSING, PRESENT, Doubt, Listed, Note, id_of_key, key_of, printable_key
 from ferryman.sources.folder import (
     LEAVE_OUT,
     FileContent,
     FolderFindings,
-    Globs,
+    NamedFiles,
     Piece,
     size_refusal,
     split_tree,
     walk_piece,
 )
-
-_SECRET: Final = re.compile(r"secret|token|pass|key|cred|sas|sign|auth|conn", re.IGNORECASE)
-_USER: Final = re.compile(r"(?<=://)[^/@]*@")
-_QUERY: Final = re.compile(r"\?[^:]*")  # a signed URL's signature
-_SHORTEST_SECRET: Final = 4  # characters; removing shorter values would garble the text
+from ferryman.sources.globs import Globs
 
 _ETAGS: Final = ("ETag", "etag", "md5Hash", "content_md5", "content_hash", "checksum", "CRC")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "updated")
 """Keys under which fsspec's file systems give the time of modification; above, an etag or checksum."""
+
+_WEB_URLS: Final = {
+    "webdav": "http://{}/{}",
+    "webdavs": "https://{}/{}",
+    "webhdfs": "http://{}/webhdfs/v1/{}?op=OPEN",
+}
+"""Scheme -> URL by which a browser opens a file of this host and path; of the others it is the file's own."""
 
 _PERMANENT_ERRORS: Final = (PermissionError, zipfile.BadZipFile, NotImplementedError)
 _STREAM_BYTES: Final = 4 * limits.MIB
@@ -63,14 +64,12 @@ class Bucket:
         self._max_bytes = max_bytes
         self._options = options
         self._only = only
-        self._file_system: tuple[int, Any, str] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file_system": None}  # connections cannot be pickled
+        self._drive = Drive(url, options)
+        self._changes = changes_of(url)
 
     @property
     def where(self) -> str:
-        return _QUERY.sub("?…", _USER.sub("…@", self._url))
+        return self._drive.where
 
     def display_path(self, id: str) -> str:
         outer, chained, inner = self.where.partition("::")
@@ -78,9 +77,10 @@ class Bucket:
         return printable_key(whole) + chained + inner
 
     def check(self) -> None:
-        fs, root = self._fs()
         try:
-            is_folder = fs.info(root)["type"] == "directory"
+            is_folder = self._info("")["type"] == "directory"
+        except UsageError:
+            raise
         except FileNotFoundError:
             raise UsageError(f"{self.where}: there is nothing of this name. Correct the URL.") from None
         except PermissionError as e:
@@ -96,9 +96,10 @@ class Bucket:
             raise UsageError(f"{self.where}: is not a folder. Start at the one it is in, {folder}, include={name!r}.")
 
     def is_file(self) -> bool:
-        fs, root = self._fs()
         try:
-            return bool(fs.info(root)["type"] == "file")
+            return bool(self._info("")["type"] == "file")
+        except UsageError:
+            raise
         except Exception:
             return False  # check or the listing reports the error
 
@@ -108,8 +109,7 @@ class Bucket:
     def listed(self) -> Listed:
         """List the file, see ``SingleFile``."""
         try:
-            fs, path = self._fs_path(id_of_key(self._only))
-            info = fs.info(path)
+            info = self._info(id_of_key(self._only))
         except Exception as e:
             raise TransientError(f"{self.display_path(id_of_key(self._only))}: {self._error_text(e)}") from e
         return self._listed_file(self._only, info, 0.0)
@@ -124,7 +124,14 @@ class Bucket:
     def pieces(self) -> list[Piece]:
         return split_tree(self._subfolders, id_of_key)
 
-    def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
+    def watch(self) -> None:
+        return None  # a store reports no changes
+
+    def end_watch(self) -> None:
+        return
+
+    def listing(self, piece: Piece | NamedFiles) -> Iterator[Listed | Doubt | Note]:
+        assert not isinstance(piece, NamedFiles)  # nothing is watched
         return walk_piece(piece, key_of, self._list_folder, id_of_key, f"Fix that, {LEAVE_OUT}.")
 
     def still_there(self, ids: Iterable[str]) -> str:
@@ -132,8 +139,7 @@ class Bucket:
             if not self._globs.selects(key_of(id)):
                 continue
             try:
-                fs, path = self._fs_path(id)
-                if fs.isfile(path):
+                if self._kind(id) == "file":
                     return f"{self.display_path(id)} is there for {socket.gethostname()}"
             except Exception as e:
                 return f"{self.display_path(id)} cannot be looked at again: {self._error_text(e)}"
@@ -142,8 +148,7 @@ class Bucket:
     def contradiction(self, doubt: Doubt) -> str:
         place = self.display_path(doubt.place)
         try:
-            fs, path = self._fs_path(doubt.place)
-            there = bool(fs.exists(path))
+            there = bool(self._kind(doubt.place))
             if doubt.seen == PRESENT:
                 return "" if there else f"{place} is not there for {socket.gethostname()}"
             if doubt.seen == MISSING:
@@ -161,8 +166,10 @@ class Bucket:
 
     def _list_folder(self, folder: str, findings: FolderFindings) -> Iterator[Listed]:
         """Yield the files right in a folder, sorted."""
-        trusted = time.time() - limits.FINGERPRINT_TRUST_S
-        for name, info in self._entries(folder, findings):
+        trusted = time.time() - self._changes.age_s
+        entries = self._entries(folder, findings)
+        self._judge_etags([info for _, info in entries], findings)
+        for name, info in entries:
             if info["type"] == "directory":
                 if name.endswith("/"):
                     findings.problems.append(
@@ -190,11 +197,11 @@ class Bucket:
             return []
 
     def _folder_entries(self, folder: str) -> list[tuple[str, dict[str, Any]]]:
-        fs, root = self._fs()
-        path = f"{root}/{folder}" if root and folder else root + folder
-        start = f"{root}/" if root else ""
+        root = self._drive.path("")
+        path = self._drive.path(folder)
+        start = f"{root.rstrip('/')}/" if root else ""
         entries = []
-        for info in fs.ls(path, detail=True, refresh=True):
+        for info in self._drive.call(lambda fs: fs.ls(path, detail=True, refresh=True)):
             whole = str(info["name"])
             name = whole.removeprefix(start)
             if info["type"] == "directory":
@@ -216,7 +223,7 @@ class Bucket:
             return Listed(
                 id, 0, refused=f"{path}: a file below a folder cannot have such a name. Rename it, {LEAVE_OUT}."
             )
-        fingerprint = _fingerprint(info, size, trusted)
+        fingerprint = self._fingerprint(info, size, trusted)
         modified_s = _modified_s(info)
         location = "" if modified_s is None else repr(modified_s)
         if self._max_bytes is not None and size > self._max_bytes:
@@ -230,13 +237,21 @@ class Bucket:
         key = quote(key_of(id), errors="surrogateescape") if outer.startswith(("http://", "https://")) else key_of(id)
         return f"{outer}{'' if outer.endswith('/') else '/'}{printable_key(key)}{chained}{inner}"
 
+    def url(self, id: str) -> str | None:
+        if protocol_of(self._url) is None:
+            return None
+        scheme, _, rest = without_login(self._url).partition("://")
+        host, _, folder = rest.partition("/")
+        path = "/".join(filter(None, (folder.rstrip("/"), quote(key_of(id), errors="surrogateescape"))))
+        return _WEB_URLS.get(scheme, scheme + "://{}/{}").format(host, path)
+
     def read(self, listed: Listed, limit_bytes: int) -> FileContent:
         try:
-            fs, path = self._fs_path(listed.id)
-            if listed.size:
-                data: bytes = fs.cat_file(path, start=0, end=limit_bytes + 1)  # one request
+            path = self._path(listed.id)
+            if listed.size:  # one request
+                data: bytes = self._drive.call(lambda fs: fs.cat_file(path, start=0, end=limit_bytes + 1))
             else:  # an empty range is an error in some stores, and others do not tell sizes
-                with fs.open(path, "rb") as file:
+                with self._drive.call(lambda fs: fs.open(path, "rb")) as file:
                     data = file.read(limit_bytes + 1)
         except Exception as e:
             self._refuse(listed.id, e)
@@ -246,8 +261,8 @@ class Bucket:
 
     def open(self, listed: Listed) -> io.RawIOBase:
         try:
-            fs, path = self._fs_path(listed.id)
-            return _Stream(fs.open(path, "rb", block_size=_STREAM_BYTES), self, listed.id)
+            path = self._path(listed.id)
+            return _Stream(self._drive.call(lambda fs: fs.open(path, "rb", block_size=_STREAM_BYTES)), self, listed.id)
         except FileNotFoundError:
             raise
         except Exception as e:
@@ -271,54 +286,71 @@ class Bucket:
         raise TransientError(f"{path}: cannot be read now: {self._error_text(error)}") from error
 
     def _error_text(self, error: Exception) -> str:
-        """Return an error's text on one line, without secrets."""
-        text = " ".join(plain_text(error).split()) or type(error).__name__
-        for secret in [*_secrets(self._options), *_USER.findall(self._url)]:
-            text = text.replace(secret, "…")
-        return _QUERY.sub("?…", text) if "://" in text else text
+        return self._drive.error_text(error)
 
     # --- fsspec -------------------------------------------------------------------------------------------------------
 
-    def _fs_path(self, id: str) -> tuple[Any, str]:
-        fs, root = self._fs()
-        return fs, f"{root}/{key_of(id)}" if root else key_of(id)
-
     def not_installed(self) -> str:
-        if find_spec("fsspec") is None:
-            return f"{self.where} needs fsspec, not installed here: pip install 'ferryman[fsspec]'"
-        from fsspec.registry import known_implementations
+        return self._drive.not_installed()
 
-        for part in self._url.split("::"):
-            scheme = part.partition("://")[0]
-            name = known_implementations.get(scheme.lower(), {}).get("class", "fsspec").partition(".")[0]
-            if find_spec(name) is None:
-                what = "'ferryman[s3]'" if name == "s3fs" else name
-                return f"{self.where} needs {name}, not installed here: pip install {what}"
-        return ""
+    def _path(self, id: str) -> str:
+        return self._drive.path(key_of(id))
 
-    def _fs(self) -> tuple[Any, str]:
-        """Return the file system, opened once in each process, and the root's path in it, without a slash at its end.
+    def _info(self, id: str) -> dict[str, Any]:
+        path = self._path(id)
+        info: dict[str, Any] = self._drive.call(lambda fs: fs.info(path))
+        return info
+
+    def _kind(self, id: str) -> str:
+        """Return the type of what is there, "" if nothing is.
 
         Raises:
-            UsageError: fsspec, or a package it needs for this URL, is not installed; the URL or an option is unknown.
+            Exception: of fsspec: it cannot be said.
         """
-        if self._file_system is None or self._file_system[0] != os.getpid():
-            try:
-                import fsspec
-            except ImportError:
-                raise UsageError(f"{self.where}: URLs need fsspec: pip install 'ferryman[fsspec]'.") from None
-            try:
-                # Connections are shared in a process, because they take long to open; but listings must not be cached,
-                # nor an archive, which may have been replaced since it was opened.
-                cache_options = {"use_listings_cache": False, "skip_instance_cache": "::" in self._url}
-                fs, root = fsspec.url_to_fs(self._url, **cache_options, **self._options)
-            except ImportError as e:
-                how = ": pip install 'ferryman[s3]'" if "s3fs" in str(e) else ""
-                raise UsageError(f"{self.where}: {self._error_text(e)}{how}.") from None
-            except (ValueError, TypeError, FileNotFoundError, zipfile.BadZipFile) as e:
-                raise UsageError(f"{self.where}: cannot be opened: {self._error_text(e)}.") from None
-            self._file_system = os.getpid(), fs, root.rstrip("/")
-        return self._file_system[1:]
+        try:
+            return str(self._info(id)["type"])
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def _fingerprint(self, info: dict[str, Any], size: int, trusted: float) -> str:
+        """Return a file's fingerprint: an etag or checksum, else size and time; "" if the store gives nothing
+        reliable."""
+        if _distrusted.get(self._drive.url):
+            return ""
+        seconds = _modified_s(info)
+        is_old = seconds is not None and seconds < trusted
+        for name in _ETAGS:
+            if info.get(name):
+                etag = str(info[name]).strip('"')
+                return f"{size}-{etag}" if is_old or self._changes.etags else ""
+        return f"{size}-{seconds!r}" if is_old else ""
+
+    def _judge_etags(self, entries: list[dict[str, Any]], findings: FolderFindings) -> None:
+        """Find out whether the server's etags say whether a file has changed. A weak one does not, nor does one that is
+        another one in each answer: then nothing that this server says of changes is believed."""
+        url = self._drive.url
+        tagged = [info for info in entries if info.get("ETag")]
+        if self._changes.etags or not tagged or _distrusted.get(url):
+            return
+        why = "weak" if any(str(info["ETag"]).startswith("W/") for info in tagged) else ""
+        if not why and url not in _distrusted:
+            one = tagged[0]
+            again = self._drive.call(lambda fs: fs.info(one["name"]))
+            same_file = (again["size"], again.get("mtime")) == (one["size"], one.get("mtime"))
+            if same_file and again["ETag"] != one["ETag"]:
+                why = "another one in each answer"
+        _distrusted[url] = bool(why)
+        if why:
+            findings.notes.append(
+                f"{self.where}: the etags of this server are {why}, and do not say whether a file has changed: every "
+                "scan reads every file"
+            )
+
+
+_distrusted: dict[str, bool] = {}
+"""URL -> whether its server's etags mean nothing, as this process has found."""
 
 
 class _Stream(io.RawIOBase):
@@ -346,16 +378,6 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
-def _fingerprint(info: dict[str, Any], size: int, trusted: float) -> str:
-    """Return a file's fingerprint: an etag or checksum, else size and time; "" if the store gives nothing reliable."""
-    for name in _ETAGS:
-        if info.get(name):
-            etag = str(info[name]).strip('"')
-            return f"{size}-{etag}"
-    seconds = _modified_s(info)
-    return f"{size}-{seconds!r}" if seconds is not None and seconds < trusted else ""
-
-
 def _modified_s(info: dict[str, Any]) -> float | None:
     """Return when a file was modified (seconds since 1970); None if the store does not tell."""
     for name in _TIMES:
@@ -364,12 +386,3 @@ def _modified_s(info: dict[str, Any]) -> float | None:
         if isinstance(seconds, int | float):
             return seconds
     return None
-
-
-def _secrets(options: dict[str, Any]) -> Iterator[str]:
-    """Yield the values, at any depth, of options whose names suggest secrets."""
-    for name, value in options.items():
-        if isinstance(value, dict):
-            yield from _secrets(value)
-        elif isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET.search(str(name)):
-            yield value

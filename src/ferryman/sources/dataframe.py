@@ -43,6 +43,8 @@ class DataFrame(Source):
         prefix, detect, max_deleted: see ``Source``.
     """
 
+    runs_queries = True
+
     def __init__(
         self,
         read: Callable[[Any], Any],
@@ -66,6 +68,17 @@ class DataFrame(Source):
     def __repr__(self) -> str:
         return f"DataFrame(…, id={self.id!r})"
 
+    @property
+    def function(self) -> Callable[[Any], Any]:
+        """The function of the SparkSession.
+
+        Raises:
+            UsageError: this is a worker's copy, which has none.
+        """
+        if self._read is None:
+            raise UsageError("DataFrame: its function stays in the program that made it; a pickled copy cannot read.")
+        return self._read
+
     def read(self, spark: Any) -> Any:
         """The DataFrame, in the driver.
 
@@ -78,9 +91,7 @@ class DataFrame(Source):
             id_type_error,  # brings pyarrow, which building a plan does not need
         )
 
-        if self._read is None:
-            raise UsageError("DataFrame: its function stays in the program that made it; a pickled copy cannot read.")
-        frame = self._read(spark)
+        frame = self.function(spark)
         types = getattr(frame, "dtypes", None)
         if not isinstance(types, list):
             raise UsageError(

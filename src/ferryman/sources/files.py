@@ -9,15 +9,20 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import quote, unquote_to_bytes
 
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
 from ferryman.net import relative_paths, urls
-from ferryman.sources.base import Detect, Doubt, Listed, Source
-from ferryman.sources.folder import FileTree, Folder, Globs, Piece, read_unpacked
+from ferryman.net.drives import protocol_of
+from ferryman.sources.base import Detect, Doubt, Listed, Note, Source, TouchedFiles
+from ferryman.sources.folder import FileTree, Folder, NamedFiles, Piece, pieces_of, read_unpacked
+from ferryman.sources.globs import Globs
+
+if TYPE_CHECKING:
+    from ferryman.sources.inotify import FolderEvents
 
 # Selection of files, and the base class of sources of files.
 
@@ -102,6 +107,12 @@ class FileSource(Source):
     def not_installed(self) -> str:
         return self._tree.not_installed()
 
+    def watch(self) -> FolderEvents | None:
+        return self._tree.watch()
+
+    def end_watch(self) -> None:
+        self._tree.end_watch()
+
     def __repr__(self) -> str:
         exclude = "" if self.exclude is None else f", exclude={self.exclude!r}"
         return f"{type(self).__name__}({self.root!r}, include={self.include!r}{exclude})"
@@ -145,13 +156,17 @@ class Files(FileSource):
     stays its path. One that is damaged or breaks off, or is larger than ``max_bytes`` when unpacked, ends as ERROR_DOC.
     With ``decompress=False`` they are documents as they are.
 
-    **Elsewhere.** A root may be any URL that fsspec reads: ``s3://bucket/folder``, ``gs://…``, ``memory://…``,
-    ``zip://::/data/corpus.zip`` (the members of an archive); ``pip install 'ferryman[s3]'`` or fsspec and what it asks
-    for. Ids and globs are the same; folders are what lies between slashes. A name with an empty part, ``.`` or ``..``
-    is refused. On a store that keeps such names apart (S3's ``a//b``) the folder is reported, the listing incomplete.
+    **Elsewhere.** A root may be any URL that fsspec reads: ``s3://bucket/folder``, ``gs://…``, ``ftp://…``,
+    ``sftp://…``, ``smb://…``, ``webdav://…``, ``webhdfs://…``, ``zip://::/data/corpus.zip`` (the members of an
+    archive); ``pip install 'ferryman[s3]'`` (``[sftp]``, ``[smb]``, ``[webdav]``, ``[hdfs]``) or fsspec and what it
+    asks for. Ids and globs are the same; folders are what lies between slashes. A name with an empty part, ``.`` or
+    ``..`` is refused. On a store that keeps such names apart (S3's ``a//b``) the folder is reported, the listing
+    incomplete.
 
     **Changes** are seen by size and time of modification (``detect="fingerprint"``); where that time is less than 2 s
-    ago, or yet to come, the file is read. A store that has an etag or a checksum of each file is asked for that.
+    ago, or yet to come, the file is read. A store that has an etag or a checksum of each file is asked for that. Of a
+    drive (``ftp://``, ``sftp://``, ``smb://``, ``webdav://``, ``webhdfs://``) times and etags count when they are a
+    minute old; weak etags, and those that are others in each answer, end the trust in that server.
 
     Args:
         root: a folder, or a URL. A relative path is relative to the plan file's folder; in a program, to the current
@@ -195,6 +210,8 @@ class Files(FileSource):
         super().__init__(files, max_bytes, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
         self.base_url = validate_base_url(base_url)
         self.fields = validate_field_names("fields", fields)
+        if fields is True and protocol_of(self._tree.where):
+            self.fields += (URL_FIELD,)
         self.uncounted = frozenset(self.fields) - frozenset(validate_field_names("counted", counted))
         if unsupported not in ("reject", "skip"):
             raise UsageError(f"Files(unsupported={unsupported!r}): give 'reject' or 'skip'.")
@@ -208,11 +225,15 @@ class Files(FileSource):
         """
         self._tree.check()
 
+    def changed_partitions(self, changes: TouchedFiles) -> list[Any]:
+        """These files, and all in and below these folders."""
+        return pieces_of(changes)
+
     def partitions(self) -> list[Piece]:
         """Up to ``limits.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
         return self._tree.pieces()
 
-    def listing(self, partition: Piece) -> Iterator[Listed | Doubt]:
+    def listing(self, partition: Piece | NamedFiles) -> Iterator[Listed | Doubt | Note]:
         """Every file of these folders, sorted by name within each folder.
 
         Raises:
@@ -246,6 +267,7 @@ class Files(FileSource):
             "size": lambda: size,
             "modified": lambda: iso_time(modified_s),
             "mime": lambda: mime_of(name),
+            URL_FIELD: lambda: web_address(self.base_url, id) if self.base_url else self._tree.url(id),
         }
         return {field: compute[field]() for field in self.fields}
 
@@ -253,6 +275,9 @@ class Files(FileSource):
 # Fields of the documents of ``Files``.
 
 FIELDS: Final = ("uri", "name", "size", "modified", "mime")
+
+URL_FIELD: Final = "url"
+"""Field that only documents from a drive have unless it is asked for."""
 
 _UNKNOWN: Final = "application/octet-stream"
 _WEB: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^?#]+")
@@ -352,7 +377,7 @@ def validate_field_names(option: str, names: Any) -> tuple[str, ...]:
         UsageError: there is no such field.
     """
     chosen = FIELDS if names is True else () if names is False else (names,) if isinstance(names, str) else tuple(names)
-    unknown = [name for name in chosen if name not in FIELDS]
+    unknown = [name for name in chosen if name not in (*FIELDS, URL_FIELD)]
     if unknown:
         raise UsageError(f"Files({option}={names!r}): {unknown[0]!r} is not one of {', '.join(FIELDS)}.")
     return chosen

@@ -5,24 +5,38 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import socket
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import quote_from_bytes
 
 from ferryman import limits
 from ferryman.errors import BadDocument, TransientError, UsageError
 from ferryman.net import compressed
 from ferryman.net.faults import is_connection_error
-from ferryman.sources.base import EMPTY, MISSING, PRESENT, Doubt, Listed, id_of, name_of, printable_path
+from ferryman.sources.base import (
+    EMPTY,
+    MISSING,
+    PRESENT,
+    Doubt,
+    Listed,
+    Note,
+    TouchedFiles,
+    id_of,
+    name_of,
+    printable_path,
+)
+from ferryman.sources.globs import Globs, is_unfinished
+
+if TYPE_CHECKING:
+    from ferryman.sources.inotify import FolderEvents
 
 _TRUST_NS: Final = int(limits.FINGERPRINT_TRUST_S * 1e9)
 _BROKEN_LINK: Final = {
@@ -32,6 +46,9 @@ _BROKEN_LINK: Final = {
     errno.ENAMETOOLONG: "is longer than a path can be",
     errno.EACCES: "this user may not look at",
 }
+
+_STATES: Final = ".ferryman"
+"""Name of the default folder of states."""
 
 _by_name = attrgetter("name")
 
@@ -48,10 +65,30 @@ class Folder:
         self._root = Root(path)
         self._globs = globs
         self._max_bytes = max_bytes
+        self._leaves_out_unfinished = False
 
     @property
     def where(self) -> str:
         return self._root.path
+
+    def watch(self) -> FolderEvents:
+        from ferryman.sources.inotify import FolderEvents
+
+        self._leaves_out_unfinished = True
+        return FolderEvents(self._root.path, self._is_watched, self._selects)
+
+    def end_watch(self) -> None:
+        self._leaves_out_unfinished = False
+
+    def _is_watched(self, folder: str) -> bool:
+        """Return whether changes in a folder are noticed. Those of states are not: each wave makes some."""
+        return folder.rpartition("/")[2] != _STATES and self._globs.may_contain(folder)
+
+    def _selects(self, name: str) -> bool:
+        """Return whether the listing takes a file of this name, relative to the root."""
+        if self._leaves_out_unfinished and is_unfinished(name.rpartition("/")[2]):
+            return False
+        return self._globs.everything or self._globs.selects(name)
 
     def not_installed(self) -> str:
         return ""
@@ -71,10 +108,13 @@ class Folder:
     def uri(self, id: str) -> str:
         return f"file://{quote_from_bytes(os.fsencode(self._root.path_of(name_of(id))))}"
 
+    def url(self, id: str) -> str | None:
+        return None
+
     def read(self, listed: Listed, limit_bytes: int) -> FileContent:
         return FileContent(*self._root.read(listed.id, limit_bytes))
 
-    def open(self, listed: Listed) -> Stream:
+    def open(self, listed: Listed) -> OpenFile:
         return self._root.open(listed.id)
 
     # --- listing ------------------------------------------------------------------------------------------------------
@@ -82,8 +122,10 @@ class Folder:
     def pieces(self) -> list[Piece]:
         return split_tree(self._subfolders, id_of)
 
-    def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
+    def listing(self, piece: Piece | NamedFiles) -> Iterator[Listed | Doubt | Note]:
         """Yield every file of these folders, sorted by name within each folder."""
+        if isinstance(piece, NamedFiles):
+            return self._list_files(piece.ids)
         remedy = f"Fix that (rights: chmod a+rx for {user_label()}), {LEAVE_OUT}."
         return walk_piece(piece, name_of, self._list_folder, id_of, remedy)
 
@@ -92,7 +134,7 @@ class Folder:
         for id in ids:
             folder, _, last = (name := name_of(id)).rpartition("/")
             path = self._root.path_of(name)
-            if self._globs.selects(name) and os.path.lexists(path) and not os.path.isdir(path):
+            if self._selects(name) and os.path.lexists(path) and not os.path.isdir(path):
                 if folder not in names:
                     names[folder] = self._names_in(folder)
                 if last in names[folder]:  # on case-insensitive file systems, another spelling of the name is no proof
@@ -135,6 +177,7 @@ class Folder:
     def _list_folder(self, folder: str, findings: FolderFindings) -> Iterator[Listed]:
         """Yield the files right in a folder."""
         globs = self._globs
+        takes_all = globs.everything and not self._leaves_out_unfinished
         start = f"{folder}/" if folder else ""
         start_id = id_of(start)
         trusted_ns = time.time_ns() - _TRUST_NS  # taken before listing, so that a file that changes now is not trusted
@@ -147,7 +190,7 @@ class Folder:
                     if globs.may_contain(name):
                         findings.below.append(name)
                     continue
-                if not globs.everything and not globs.selects(name) and not entry.is_symlink():
+                if not takes_all and not self._selects(name) and not entry.is_symlink():
                     continue
                 info = entry.stat(follow_symlinks=False)
                 if stat.S_ISLNK(info.st_mode):
@@ -162,6 +205,30 @@ class Folder:
                 findings.add_problem(_listing_error(self._root.path_of(name), e), e)
                 if isinstance(e, PermissionError):
                     return  # the folder may be read but not searched: all its files would raise the same
+
+    def _list_files(self, ids: Sequence[str]) -> Iterator[Listed]:
+        """Yield these files, as far as they are there now and a listing of their folders would name them."""
+        trusted_ns = time.time_ns() - _TRUST_NS
+        for folder, named in groupby(sorted(ids), lambda id: id.rpartition("/")[0]):
+            name = name_of(folder)
+            real = os.path.realpath(self._root.path_of(name))
+            if not self._globs.may_contain(name) or self._root.path_inside(real) != name:
+                continue  # it has become a link
+            for id in named:
+                name = name_of(id)
+                path = self._root.path_of(name)
+                try:
+                    info = os.lstat(path)
+                    if stat.S_ISDIR(info.st_mode):
+                        continue
+                    if stat.S_ISLNK(info.st_mode):
+                        listed = self._link(name, trusted_ns)
+                    else:
+                        listed = self._file(id, info, trusted_ns) if self._selects(name) else None
+                except (FileNotFoundError, NotADirectoryError):
+                    continue  # a listing of everything finds out what was deleted
+                if listed is not None:
+                    yield listed
 
     def _entries(self, folder: str, findings: FolderFindings) -> list[os.DirEntry[str]]:
         """Return a folder's entries in reverse order of their names."""
@@ -195,7 +262,7 @@ class Folder:
     def _link(self, name: str, trusted_ns: int) -> Listed | None:
         """Return a link's entry: a file, a refusal that says where it leads, or None to ignore it."""
         path, globs = self._root.path_of(name), self._globs
-        is_selected, may_contain = globs.selects(name), globs.may_contain(name)
+        is_selected, may_contain = self._selects(name), globs.may_contain(name)
         if not is_selected and not may_contain:
             return None
         leads_to = os.readlink(path)
@@ -259,131 +326,9 @@ class LocalFile:
         except OSError as e:
             raise TransientError(f"{printable_path(self.where)}: {e.strerror}") from e
 
-    def open(self, listed: Listed) -> Stream:
+    def open(self, listed: Listed) -> OpenFile:
         folder, name = os.path.split(os.path.realpath(self.where))
         return Root(folder).open(id_of(name))
-
-
-# Selection of paths in a tree by globs to include and globs to exclude.
-#
-# A glob is matched against the whole path relative to the root, case-sensitively: ``*`` and ``?`` stay within one
-# name, ``[a-z]`` and ``[!a-z]`` are one character, ``**`` between slashes is any number of folders (also none),
-# ``{a,b}`` is either. A name in brackets, ``[*]``, stands for itself. Names that begin with a dot are names like any
-# other.
-
-_BRACES = re.compile(r"(?<!\[)\{([^{}]*,[^{}]*)\}")
-
-
-class Globs:
-    """Includes and excludes over paths relative to a root, with ``/`` between names; "" is the root itself.
-
-    An include selects files. An exclude wins over every include, and one that matches a folder excludes everything in
-    it, as with rsync and .gitignore: ``build``, ``**/node_modules``, ``**/.*``.
-
-    Raises:
-        UsageError: a glob that can match nothing (absolute, with ``..``, empty), naming it.
-    """
-
-    def __init__(self, include: str | Sequence[str], exclude: str | Sequence[str] | None) -> None:
-        included = _parse_globs("include", include)
-        excluded = _parse_globs("exclude", exclude or [])
-        if not included:
-            raise UsageError("include=[] would take no file at all: leave it out to take every file, or give a glob.")
-        self.everything = (["**", "*"] in included or ["**"] in included) and not excluded
-        """Whether all files are selected, so that ``selects`` need not be called."""
-        self._included = _any_of(included, _path_regex)
-        self._reached = _any_of(included, _folder_regex)
-        self._excluded = _any_of(excluded, lambda glob: _path_regex(glob) + _ANYTHING_BELOW)
-        self._pruned = _any_of(
-            excluded, lambda glob: _path_regex(glob[:-1] if glob[-1] == "**" else glob) + _ANYTHING_BELOW
-        )
-
-    def selects(self, path: str) -> bool:
-        """Return whether the file at this path is selected."""
-        return self._included.fullmatch(path) is not None and self._excluded.fullmatch(path) is None
-
-    def may_contain(self, folder: str) -> bool:
-        """Return whether a file below this folder may be selected; False only if none can be."""
-        return self._reached.fullmatch(folder) is not None and self._pruned.fullmatch(folder) is None
-
-
-_ANYTHING_BELOW = "(?:/.*)?"
-_NOTHING = "(?!)"
-
-
-def _any_of(globs: list[list[str]], regex: Callable[[list[str]], str]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{regex(glob)})" for glob in globs) or _NOTHING, re.DOTALL)
-
-
-def _parse_globs(option: str, globs: str | Sequence[str]) -> list[list[str]]:
-    """Split each glob into the list of its names, with braces expanded."""
-    whole = [globs] if isinstance(globs, str) else list(globs)
-    return [_split_glob(option, glob) for one in whole for glob in _expand_braces(option, one)]
-
-
-def _expand_braces(option: str, glob: object) -> list[str]:
-    if not isinstance(glob, str):
-        raise UsageError(f"{option}={glob!r}: give a glob, or a list of globs, as text.")
-    braces = _BRACES.search(glob)
-    if braces is None:
-        return [glob]
-    rest = glob[: braces.start()], glob[braces.end() :]
-    return [full for choice in braces[1].split(",") for full in _expand_braces(option, choice.join(rest))]
-
-
-def _split_glob(option: str, glob: str) -> list[str]:
-    if glob.startswith("/"):
-        raise UsageError(f"{option}={glob!r}: globs are relative to the root of the source, without a leading slash.")
-    names = [name for name in glob.split("/") if name not in ("", ".")]
-    if ".." in names:
-        raise UsageError(f"{option}={glob!r}: a glob cannot climb out of the root; start the source further up.")
-    if not names:
-        raise UsageError(f"{option}={glob!r} matches nothing; '**/*' is every file.")
-    if glob.endswith("/"):
-        names.append("**")
-    names = names[:1] + [name for before, name in pairwise(names) if (before, name) != ("**", "**")]
-    try:
-        re.compile(_path_regex(names))
-    except re.error as e:
-        raise UsageError(f"{option}={glob!r} is not a glob: {e.msg}.") from None
-    return names
-
-
-def _path_regex(names: list[str]) -> str:
-    """Return a regular expression for the paths that match."""
-    parts = [("(?:.*/)?" if name == "**" else _name_regex(name) + "/") for name in names[:-1]]
-    last = names[-1:] or ["**"]
-    return "".join(parts) + (".*" if last == ["**"] else _name_regex(last[0]))
-
-
-def _folder_regex(names: list[str]) -> str:
-    """Return a regular expression for the folders in or below which a path may match."""
-    if "**" in names[:1]:
-        return ".*"
-    if len(names) == 1:
-        return ""
-    return f"(?:{_name_regex(names[0])}(?:/{_folder_regex(names[1:])})?)?"
-
-
-_TOKEN = re.compile(r"\*+|\?|\[(!?)(\]?[^\]]*)\]|.", re.DOTALL)
-
-
-def _name_regex(glob: str) -> str:
-    if not glob.strip("*"):
-        return "[^/]+"  # the root, "", is not a name
-    return _TOKEN.sub(_token_regex, glob)
-
-
-def _token_regex(match: re.Match[str]) -> str:
-    text = match[0]
-    if text[0] == "*":
-        return "[^/]*"
-    if text == "?":
-        return "[^/]"
-    if len(text) == 1:
-        return re.escape(text)
-    characters = re.sub(r"([\\\[\]&~|^])", r"\\\1", match[2])
-    return f"(?!/)[{'^' if match[1] else ''}{characters}]"
 
 
 # Compressed files, recognised by their first bytes and read as their content.
@@ -529,7 +474,7 @@ class Root:
         except OSError as e:
             raise self._document_error(id, e) from e  # the cause tells whether the device failed
 
-    def open(self, id: str) -> Stream:
+    def open(self, id: str) -> OpenFile:
         """Open a file to be read in chunks; the caller closes it.
 
         Raises:
@@ -542,7 +487,7 @@ class Root:
             raise
         except OSError as e:
             raise self._document_error(id, e) from e
-        return Stream(descriptor, info.st_size, self.display_path(id))
+        return OpenFile(descriptor, info.st_size, self.display_path(id))
 
     def _open(self, id: str) -> tuple[int, os.stat_result]:
         """Open a file that is really in the root; return its descriptor and status."""
@@ -617,7 +562,7 @@ class Root:
                 return TransientError(f"{path}: cannot be read now: {error.strerror}.")
 
 
-class Stream(io.FileIO):
+class OpenFile(io.FileIO):
     """An open file that raises if the file becomes shorter meanwhile: it is being rewritten, so its end is not
     final."""
 
@@ -697,6 +642,16 @@ class FolderPiece(NamedTuple):
 Piece = list[FolderPiece]
 """Part of a listing, for one task."""
 
+
+class NamedFiles(NamedTuple):
+    """Part of a listing that names the files to list."""
+
+    ids: tuple[str, ...]
+
+
+_NAMED: Final = 4096
+"""Files that a piece of a listing names at most."""
+
 _NAMED_FOLDERS: Final = 3  # number of problems that an error lists; a broken mount may cause thousands
 
 
@@ -755,7 +710,13 @@ class FileTree(Protocol):
         """Split the listing into up to ``limits.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until
         there are enough."""
 
-    def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
+    def watch(self) -> FolderEvents | None:
+        """Begin to notice changes, see ``Source.watch``."""
+
+    def end_watch(self) -> None:
+        """End what ``watch`` has begun."""
+
+    def listing(self, piece: Piece | NamedFiles) -> Iterator[Listed | Doubt | Note]:
         """Yield every file of these folders, in a stable order, and folders that other machines may see differently.
 
         Raises:
@@ -770,6 +731,9 @@ class FileTree(Protocol):
 
     def uri(self, id: str) -> str:
         """Return the URI by which a file can be opened: absolute, without secrets."""
+
+    def url(self, id: str) -> str | None:
+        """Return the URL by which a person opens a file; None if there is none."""
 
     def read(self, listed: Listed, limit_bytes: int) -> FileContent:
         """Read a file.
@@ -809,6 +773,22 @@ def split_tree(subfolders_of: Callable[[str], list[str]], id_of: Callable[[str],
     return [folder_pieces[start:end] for start, end in pairwise(cuts)]
 
 
+def pieces_of(changes: TouchedFiles) -> list[Piece | NamedFiles]:
+    """Split a listing of these files and folders into pieces."""
+    top = [name for name in changes.folders if not _has_parent_in(name, changes.folders)]
+    files = [name for name in sorted(changes.files) if not _has_parent_in(name, changes.folders)]
+    pieces: list[Piece | NamedFiles] = [[FolderPiece(id_of(name), None)] for name in sorted(top)]
+    pieces += [NamedFiles(tuple(map(id_of, files[at : at + _NAMED]))) for at in range(0, len(files), _NAMED)]
+    return pieces
+
+
+def _has_parent_in(name: str, folders: Collection[str]) -> bool:
+    while name := name.rpartition("/")[0]:
+        if name in folders:
+            return True
+    return False
+
+
 def names_hash(names: Iterable[str]) -> str:
     """Return a hash of names, equal on machines that see the same names."""
     joined = "\0".join(sorted(names)).encode("utf-8", "surrogatepass")
@@ -827,6 +807,8 @@ class FolderFindings:
     """Errors of the device or the connection among the causes of ``problems``."""
     seen: str = ""
     """MISSING or EMPTY, if it is."""
+    notes: list[str] = field(default_factory=list)
+    """Messages for the people who run the plan."""
 
     def add_problem(self, problem: str, error: Exception) -> None:
         """Note that something could not be inspected."""
@@ -841,7 +823,7 @@ def walk_piece(
     list_folder: Callable[[str, FolderFindings], Iterator[Listed]],
     id_of: Callable[[str], str],
     remedy: str,
-) -> Iterator[Listed | Doubt]:
+) -> Iterator[Listed | Doubt | Note]:
     """Walk a piece, see ``FileTree.listing``.
 
     Args:
@@ -856,6 +838,7 @@ def walk_piece(
             name = waiting.pop()
             findings = FolderFindings([], problems, outages)
             yield from list_folder(name, findings)
+            yield from map(Note, findings.notes)
             if findings.seen:
                 doubts.append(Doubt(id_of(name), findings.seen))
             if names is None:

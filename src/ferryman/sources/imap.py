@@ -105,7 +105,7 @@ class Imap(Source):
         may_be_empty: bool = False,
         prefix: str = "",
         detect: Detect = "fingerprint",
-        max_deleted: float = limits.MAX_DELETED_OF_MAIL,
+        max_deleted: float = limits.MAX_DELETED_BEHIND_LOGIN,
     ) -> None:
         super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
         if not isinstance(host, str) or not host or not set(host).isdisjoint("/@ ") or not host.isprintable():

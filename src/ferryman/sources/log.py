@@ -5,6 +5,7 @@ the previous entry (or equal, with ``shares_places``). Places may be missing. Fo
 place to read, in the commit of the wave that processed the entries before it. So nothing has to be listed or compared,
 and processed entries leave no row behind.
 
+    open(folder, spark)         driver, once a run: a folder in the state, and Spark; close() at its end
     check(), identity()         driver: whether it exists, and whether it is the same log as before
     begin(), end()              driver: where a new plan begins; the place after the last entry
     pieces(start, end, limit)   driver: work for the executors, in order
@@ -20,10 +21,11 @@ The promises of a log are tests in ``ferryman.testing.logs``.
 from __future__ import annotations
 
 import base64
+import copy
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self, get_args
 from urllib.parse import quote, unquote
 
 from ferryman import limits
@@ -43,6 +45,8 @@ from ferryman.sources.base import Listed, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from ferryman.storage.files import StatePath
 
 
 Positions = Mapping[str, int]
@@ -101,6 +105,17 @@ class ReaderMove(NamedTuple):
     """Identifies this move among all others."""
 
 
+class SparkAccess(Protocol):
+    """Spark as a log may use it, in the driver."""
+
+    def use_session(self, use: Callable[[Any], Any]) -> Any:
+        """Call a function with the SparkSession, which is started if need be, and return its result."""
+
+    def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Any]) -> list[Any]:
+        """Run ``task(partition number, iterator of Arrow record batches)`` for each partition of a DataFrame, which
+        ``read`` returns for the SparkSession."""
+
+
 class Log(Source):
     """Base of all logs.
 
@@ -125,6 +140,9 @@ class Log(Source):
     then has two more columns: ``revision`` (higher for each version of an id) and ``deletes``. Entries of an id are
     processed in order."""
 
+    ask_again_s = limits.WATCH_TICK_S
+    """Seconds after which a run that watches asks again where it ends."""
+
     many_versions = False
     """With ``repeats_ids``, whether one wave may have several entries of an id: then one lane sends all that a wave has
     for a destination, in order."""
@@ -135,6 +153,20 @@ class Log(Source):
             raise UsageError(f"on_error={on_error!r}: choose one of {', '.join(get_args(OnError))}.")
         self.ordered = ordered
         self.on_error: OnError = on_error
+
+    def open(self, folder: StatePath, spark: SparkAccess) -> None:
+        """Prepare for a run, in its driver, before anything else is asked.
+
+        Args:
+            folder: folder in the plan's state for what the log itself has to keep there; it need not exist.
+        """
+
+    def close(self) -> None:
+        """End what ``open`` has begun: the run has ended."""
+
+    def has_grown(self, end: Positions) -> bool:
+        """Return whether the log ends elsewhere now than ``end`` said."""
+        return dict(self.end()) != dict(end)
 
     def identity(self) -> str:
         """Return a text that distinguishes this log from all others, including one that another plan reads by the same
@@ -173,6 +205,15 @@ class Log(Source):
     def lag(self, positions: Positions, end: Positions) -> int:
         """Return the approximate number of entries between these positions."""
         return sum(max(0, last - positions.get(partition, last)) for partition, last in end.items())
+
+    def apart(self) -> Self:
+        """Return this log with connections of its own, so that another thread may ask it."""
+        return copy.copy(self)
+
+    def written_at(self, positions: Positions) -> float | None:
+        """Return when the first entry at these positions was written, in seconds since 1970; None: the log does not
+        say. For metrics."""
+        return None
 
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterable[Piece]:
         """Yield the entries between these positions, in order, in pieces of at most ``limit`` entries, or of a single
@@ -336,6 +377,12 @@ class CombinedLog(Log):
         ordered, stops = all(log.ordered for log in logs), any(log.on_error == "stop" for log in logs)
         super().__init__(ordered=ordered, on_error="stop" if stops else "continue")
         self.inputs = dict(inputs)
+        self.ask_again_s = max((log.ask_again_s for log in logs), default=limits.WATCH_TICK_S)
+
+    def apart(self) -> Self:
+        other = copy.copy(self)
+        other.inputs = {name: log.apart() for name, log in self.inputs.items()}
+        return other
 
     def check(self) -> None:
         for log in self.inputs.values():
@@ -349,6 +396,14 @@ class CombinedLog(Log):
 
     def identities(self) -> dict[str, str]:
         return {name: log.identity() for name, log in self.inputs.items()}
+
+    def open(self, folder: StatePath, spark: SparkAccess) -> None:
+        for name, log in self.inputs.items():
+            log.open(folder / name, spark)
+
+    def close(self) -> None:
+        for log in self.inputs.values():
+            log.close()
 
     def nothing(self) -> str:
         return "; ".join(filter(None, (log.nothing() for log in self.inputs.values())))

@@ -44,7 +44,7 @@ from ferryman.sources.mail import (
 INBOX: Final = "INBOX"
 
 SETTLED_NS: Final = 2_000_000_000
-"""Age of a file from which its time of modification tells whether it has changed."""
+"""Age of a file from which the last headers in it are taken to be whole."""
 
 _TAIL_BYTES: Final = 4096
 """Bytes before the end of a mailbox file by which one that has only grown is known again."""
@@ -88,7 +88,7 @@ class Mailbox(Source):
         may_be_empty: bool = False,
         prefix: str = "",
         detect: Detect = "fingerprint",
-        max_deleted: float = limits.MAX_DELETED_OF_MAIL,
+        max_deleted: float = limits.MAX_DELETED,
     ) -> None:
         super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
         if max_bytes < 1:
@@ -251,12 +251,13 @@ def list_mailbox_file(path: Path, before: MailFolder | None) -> MailFolder:
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
         end, is_settled = stat.st_size, time.time_ns() - stat.st_mtime_ns > SETTLED_NS
-        state = {"bytes": end, "time": stat.st_mtime_ns if is_settled else 0, "tail": _tail(file, end)}
-        if before is not None and is_settled and all(before.state[key] == state[key] for key in ("bytes", "time")):
+        has_grown = before is not None and _begins_alike(file, before, end)
+        if before is not None and has_grown and before.state["bytes"] == end and not before.state["is_cut"]:
             return before
+        state = {"bytes": end, "tail": _tail(file, end), "is_cut": False}
         mails: dict[str, KnownMail] = {}
         start, is_inside = 0, False
-        if before is not None and before.mails and _has_grown(file, before, end):
+        if before is not None and before.mails and has_grown:
             last = max(before.mails, key=int)
             mails = {name: mail for name, mail in before.mails.items() if name != last}
             start, is_inside = int(last), True
@@ -264,12 +265,14 @@ def list_mailbox_file(path: Path, before: MailFolder | None) -> MailFolder:
             raise OSError(f"{printable_path(str(path))} is not a mailbox any more: it does not begin with a mail")
         for span in split_mailbox(file, start, end, is_inside=is_inside):
             head = os.pread(file.fileno(), min(HEADER_BYTES, span.end - span.start), span.start)
-            if span.end < end or is_settled or has_whole_headers(head):
+            if span.end == end and not is_settled and not has_whole_headers(head):
+                state["is_cut"] = True
+            else:
                 mails[str(span.start)] = KnownMail(mail_id(unquote_lines(head)), span.end - span.start)
         return MailFolder(state, mails)
 
 
-def _has_grown(file: BinaryIO, before: MailFolder, end: int) -> bool:
+def _begins_alike(file: BinaryIO, before: MailFolder, end: int) -> bool:
     return bool(before.state["bytes"] <= end) and bool(_tail(file, before.state["bytes"]) == before.state["tail"])
 
 

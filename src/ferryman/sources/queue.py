@@ -7,11 +7,13 @@ import os
 import socket
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ferryman import limits
 from ferryman.document import Document, content_version, encode_fields
 from ferryman.errors import BadDocument, Misconfigured, QueueReplaced, Unavailable, UsageError
 from ferryman.queues import Message
@@ -62,6 +64,8 @@ class Queue(Log):
         super().__init__(prefix=prefix, ordered=ordered, on_error=on_error)
         self.name = check_name(name)
         self.root = root_of(root)
+        if not isinstance(self.root, Path):
+            self.ask_again_s = limits.WATCH_STORE_S
         self.types = _validate_texts("types", types)
         self.topics = _validate_texts("topics", topics)
         self.filters = self.types is not None or self.topics is not None
@@ -101,6 +105,11 @@ class Queue(Log):
     def end(self) -> Positions:
         with self._translated_errors():
             return {self.name: self._open_queue().last_index + 1}
+
+    def written_at(self, positions: Positions) -> float | None:
+        with self._translated_errors():
+            messages = self._open_queue().read(positions[self.name], 1)
+        return messages[0].created.timestamp() if messages else None
 
     def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
         first, last = start[self.name], end[self.name]

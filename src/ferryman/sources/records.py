@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -23,6 +23,9 @@ from ferryman.net.faults import is_connection_error
 from ferryman.sources.base import MISSING, Detect, Doubt, Listed, id_of_text
 from ferryman.sources.files import FileSelection, FileSource
 from ferryman.sources.folder import LEAVE_OUT, open_unpacked
+
+if TYPE_CHECKING:
+    from ferryman.sources.inotify import FolderEvents
 
 
 class RecordRow(NamedTuple):
@@ -116,6 +119,14 @@ class Records(FileSource):
             except TransientError as e:
                 gaps.append(ListingGap(str(e), is_connection_error(e, reading=True)))
         return files + gaps
+
+    def watch(self) -> FolderEvents | None:
+        if not os.path.isfile(self.root):
+            return super().watch()
+        from ferryman.sources.inotify import FolderEvents
+
+        folder, name = os.path.split(self.root)
+        return FolderEvents(folder, lambda below: False, name.__eq__)
 
     def listing(self, partition: RowPiece | ListingGap) -> Iterator[Listed | Document | Doubt]:
         """The documents of this file.

@@ -36,6 +36,10 @@ BUSY_TIMEOUT_S: Final = 30.0
 """Time that a reader of SQLite waits for a writer."""
 
 
+MYSQL_IDLE_S: Final = 3600
+"""Time for which MySQL keeps a reader's session; its own default for one that does not fetch is a minute."""
+
+
 class Range(NamedTuple):
     """A piece of the query: ``lower`` ≤ split column < ``upper``; None: unbounded. NULLs belong to the first piece."""
 
@@ -50,7 +54,8 @@ class Sql(Source):
     instead. Values become what JSON has: NULL, NaN and the infinite numbers null; dates and times text as in ISO 8601
     (an instant in UTC, ``2024-05-01T10:00:00Z``, whatever the session's time zone; one without time zone as it is);
     intervals ISO 8601 durations; decimals text, exact to the last digit; binary base64; UUIDs and network addresses
-    text; arrays and JSON as they are. A row with a value of another type is refused by its id; cast it in the query.
+    text; arrays and JSON as they are. MySQL sends JSON as text, and a TIMESTAMP in UTC without its zone. A row with a
+    value of another type is refused by its id; cast it in the query.
 
     The query is asked in each scan, through a cursor on the server: a worker holds some hundred rows of it. What it
     does not bring any more is deleted. A row whose id is NULL or empty cannot be named. All other rows are listed, but
@@ -69,8 +74,8 @@ class Sql(Source):
 
     Args:
         url: an SQLAlchemy URL; its driver must be installed. ``postgresql://`` means psycopg 3 (``pip install
-            'ferryman[postgres]'``). A relative path of an SQLite file is relative to the plan file's folder; in a
-            program, to the current folder.
+            'ferryman[postgres]'``), ``mysql://`` or ``mariadb://`` PyMySQL (``'ferryman[mysql]'``). A relative path of
+            an SQLite file is relative to the plan file's folder; in a program, to the current folder.
         query: a SELECT, or WITH … SELECT. Where only a part is asked for, it stands in ``SELECT … FROM (query) q``.
         id: the column of the id: text or a number.
         content: the column of the content: text (as UTF-8) or binary; NULL means no content.
@@ -293,7 +298,10 @@ class Sql(Source):
             return _open_sqlite(url)
         try:
             own: dict[str, Any] = {"json_deserializer": load_json} if url.get_backend_name() == "postgresql" else {}
-            return sa.create_engine(url, poolclass=sa.NullPool, **own).connect()
+            engine = sa.create_engine(url, poolclass=sa.NullPool, **own)
+            if url.drivername == databases.MYSQL_DRIVER:
+                sa.event.listen(engine, "connect", _set_up_mysql)
+            return engine.connect()
         except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as e:
             missing = getattr(e, "name", None) or url.drivername
             raise UsageError(f"{self._where}: the driver {missing} is not installed: pip install {missing}.") from None
@@ -325,6 +333,12 @@ def _open_sqlite(url: sa.URL) -> sa.Connection:
 
     sa.event.listen(engine, "connect", set_up)
     return engine.connect()
+
+
+def _set_up_mysql(connection: Any, _record: Any) -> None:
+    """Have the server print instants in UTC, and keep the session of a reader that does something else meanwhile."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION time_zone='+00:00', net_write_timeout={MYSQL_IDLE_S}, wait_timeout={MYSQL_IDLE_S}")
 
 
 def _interpolate(least: Any, most: Any, part: int, parts: int) -> Any:

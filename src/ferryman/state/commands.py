@@ -147,6 +147,8 @@ class Command(msgspec.Struct, frozen=True):
     """Records to delete."""
     above: int = 0
     """Highest sequence that a destination has: what is sent because of the command gets a higher one."""
+    reason: str | None = None
+    """Reason of the deliveries, see ``account.relations.FilterOptions``; None: any."""
 
     @property
     def message(self) -> str:

@@ -473,9 +473,20 @@ def sealed_files(state: State) -> list[StatePath]:
 
 
 def remembered_files(root: StatePath) -> list[str]:
-    """Return the names below the root of the files that hold what sources remember, see ``state.source_memory``."""
-    folder = root / SOURCES
-    return [f"{SOURCES}/{name}" for name in files.walk_names(folder)] if files.is_folder(folder) else []
+    """Return the names below the root of the files that hold what sources remember, see ``state.source_memory``, and
+    the batches of streams, see ``sources.stream``."""
+    of_streams = [name for name in stream_files(root) if "/batches/" in name]
+    return [*(f"{SOURCES}/{name}" for name in _walk(root / SOURCES)), *of_streams]
+
+
+def stream_files(root: StatePath) -> list[str]:
+    """Return the names below the root of all files of streams."""
+    names = (f"{STREAMS}/{name}" for name in _walk(root / STREAMS))
+    return [name for name in names if not files.is_folder(root / name)]
+
+
+def _walk(folder: StatePath) -> list[str]:
+    return list(files.walk_names(folder)) if files.is_folder(folder) else []
 
 
 def damaged_data(state: State) -> StateDamaged | None:
@@ -644,6 +655,9 @@ MIGRATION: Final = "migration.json"
 NOTIFIED: Final = "notified.json"
 """File that records what each notification target was sent."""
 
+MIRRORED: Final = "mirrored.json"
+"""File that records up to which wave each mirror has the ledger; see ``mirror.mirror``."""
+
 MISSED: Final = "passed.json"
 """File of log entries that destinations have missed; see ``MissedEntries``."""
 
@@ -656,6 +670,12 @@ VERIFIED: Final = "verified.json"
 COUNTED: Final = "counted.json"
 """Cache of the counts over the ledger that ``status`` shows of a large state; see ``account.counts``."""
 
+STEP_TIME: Final = "ferryman.took_us "
+"""Prefix of the application ids (on the outbox) of the microseconds spent in the calls of each step."""
+
+RUNS: Final = "runs.json"
+"""File of the last runs: when they ended, how, and what they did; see ``state.runs``."""
+
 READERS: Final = "readers"
 """File that is locked by every process reading the state; see ``storage.locks.Readers``."""
 
@@ -664,6 +684,9 @@ ONCE: Final = "once"
 have begun."""
 OPEN: Final = "open"
 """File in such a subfolder: tasks may begin as long as it exists."""
+
+STREAMS: Final = "streams"
+"""Folder of what logs themselves keep in the state, such as the checkpoints of streams."""
 
 SOURCES: Final = "sources"
 """Folder of what sources remember, see ``state.source_memory``; it exists if one of them does."""

@@ -13,6 +13,7 @@ from ferryman.steps.embed import embed_text
 from ferryman.steps.extract import extract_text
 from ferryman.steps.fetch import fetch_url
 from ferryman.steps.fields import copy_field, drop_fields, drop_if, format_size, reformat_date, rename_field, set_field
+from ferryman.steps.main_text import main_text
 from ferryman.steps.text import fill_template, keep_matches, replace_matches, split, split_text, trim, url_encode
 from ferryman.steps.unpack import unpack
 from ferryman.steps.xml import read_xml
@@ -27,6 +28,7 @@ __all__ = [
     "fill_template",
     "format_size",
     "keep_matches",
+    "main_text",
     "read_xml",
     "reformat_date",
     "rename_field",

@@ -329,6 +329,7 @@ class _Part(NamedTuple):
 
     text: str
     headings: tuple[str, ...] = ()
+    anchor: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,6 +368,8 @@ class split_text(StepWithDefaults):
         key: "number" or "content".
         copy: fields that each child gets of the document.
         heading: name of the field, by "headings", with the section's headings, outermost first; "": none.
+        anchor: name of the field, by "headings", with the anchor of the section's heading, where ``main_text`` has read
+            the page. A ``url`` that is copied then leads to the section.
         number: name of a field with the part's number, from 0; "": none. With it an insertion changes what follows.
         language: ISO 639-1 code for "sentences"; "": the document's field ``language``, else English.
         model: whose "tokens" are counted: a model of OpenAI, as tiktoken names them.
@@ -387,6 +390,7 @@ class split_text(StepWithDefaults):
     key: Literal["number", "content"] = "number"
     copy: str | Sequence[str] = ()
     heading: str = "headings"
+    anchor: str = "anchor"
     number: str = ""
     language: str = ""
     model: str = "gpt-4o"
@@ -424,8 +428,13 @@ class split_text(StepWithDefaults):
 
     def _child(self, doc: Document, number: int, part: _Part, key: str | None) -> Document:
         child = doc.child(key, raw=part.text.encode(), **{name: doc[name] for name in self.copy if name in doc})
-        if self.by == "headings" and self.heading and part.headings:
-            child[self.heading] = list(part.headings)
+        if self.by == "headings":
+            if self.heading and part.headings:
+                child[self.heading] = list(part.headings)
+            if self.anchor and part.anchor:
+                child[self.anchor] = part.anchor
+                if isinstance(url := child.get("url"), str):
+                    child["url"] = f"{url.partition('#')[0]}#{part.anchor}"
         if self.number:
             child[self.number] = number
         child.only_if_changed = self.key == "content"
@@ -537,11 +546,11 @@ def _sentences(language: str, text: str) -> list[str]:
     return [" ".join(sentence.split()) for sentence in segment(language, text) if sentence.strip()]
 
 
-def _sections(text: str, outline: Sequence[tuple[int, str]]) -> Iterator[_Part]:
+def _sections(text: str, outline: Sequence[tuple[Any, ...]]) -> Iterator[_Part]:
     """Yield the sections of a text; each begins with its heading. A heading alone goes with the section after it.
 
     Args:
-        outline: levels and lines of the headings; without any they are those of Markdown.
+        outline: levels, lines and maybe anchors of the headings; without any they are those of Markdown.
     """
     lines = split_lines(text)
     headings = _locate(lines, outline) or find_headings(lines)
@@ -551,11 +560,14 @@ def _sections(text: str, outline: Sequence[tuple[int, str]]) -> Iterator[_Part]:
         parts.append(_Part(before))
     above: list[tuple[int, str]] = []
     start: int | None = None
+    anchor = ""
     for heading, end in zip(headings, ends, strict=True):
         above = [(level, words) for level, words in above if level < heading.level] + [(heading.level, heading.words)]
+        if start is None or not anchor:
+            anchor = heading.anchor
         start = heading.line if start is None else start
         if "".join(lines[heading.end : end]).strip():
-            parts.append(_Part("".join(lines[start:end]).strip(), tuple(words for _, words in above)))
+            parts.append(_Part("".join(lines[start:end]).strip(), tuple(words for _, words in above), anchor))
             start = None
     if start is not None:  # headings at the end, without anything below
         rest = "".join(lines[start:]).strip()
@@ -564,17 +576,18 @@ def _sections(text: str, outline: Sequence[tuple[int, str]]) -> Iterator[_Part]:
     yield from parts
 
 
-def _locate(lines: Sequence[str], outline: Sequence[tuple[int, str]]) -> list[Heading]:
+def _locate(lines: Sequence[str], outline: Sequence[tuple[Any, ...]]) -> list[Heading]:
     """Find the headings of an outline among the lines; those that another step has changed are left out."""
     numbers: dict[str, list[int]] = {}
     for number, line in enumerate(lines if outline else ()):
         numbers.setdefault(line.strip(), []).append(number)
     headings: list[Heading] = []
     least = 0
-    for level, line in outline:
+    for level, line, *anchor in outline:
         places = numbers.get(line, [])
         at = bisect_left(places, least)
         if at < len(places):
-            headings.append(Heading(places[at], places[at] + 1, level, line))
+            words = line.removeprefix(f"{'#' * level} ").strip() if anchor else line
+            headings.append(Heading(places[at], places[at] + 1, level, words, *anchor))
             least = places[at] + 1
     return headings

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
@@ -155,15 +156,22 @@ def open_store(bucket: str) -> ObjectStore:
     return _opened[bucket]
 
 
+def not_installed(where: str) -> str:
+    """Return that obstore is missing, with the command that installs it; "" if it is not."""
+    if find_spec("obstore") is not None:
+        return ""
+    return f"{where} needs obstore, not installed here: pip install 'ferryman[store]'"
+
+
 class RemoteStore:
     """Object store accessed through obstore."""
 
-    def __init__(self, bucket: str) -> None:
+    def __init__(self, bucket: str, retry_s: float = RETRY_S) -> None:
         try:
             from obstore import store as known
         except ImportError:
             raise UsageError(f"{bucket}: what is there needs obstore: pip install 'ferryman[store]'") from None
-        retry: Any = {"max_retries": 10, "retry_timeout": timedelta(seconds=RETRY_S)}
+        retry: Any = {"max_retries": 10, "retry_timeout": timedelta(seconds=retry_s)}
         self._bucket = bucket
         self._pid = os.getpid()
         try:

@@ -57,7 +57,8 @@ class SourceSuite:
 
     def entries(self, source: Source, piece: Any) -> Iterable[Listed | Document]:
         """Return the documents of a piece, in a worker. Override it only together with ``pieces``."""
-        return [entry for entry in source.listing(piece) if isinstance(entry, Listed | Document)]
+        listed = (entry.document if isinstance(entry, Fetched) else entry for entry in source.listing(piece))
+        return [entry for entry in listed if isinstance(entry, Listed | Document)]
 
     # --- the promises -------------------------------------------------------------------------------------------------
 

@@ -55,9 +55,8 @@ def test_an_incomplete_listing_deletes_nothing(trial: PlanWorld, place: Path) ->
 
 
 def test_many_missing_at_once_wait(trial: PlanWorld, place: Path) -> None:
-    """More than a tenth, unless the plan says otherwise."""
     box = fill(place / "box", a=list(range(20)), b=[20])
-    trial.build(source=Mailbox(box))
+    trial.build(source=Mailbox(box, max_deleted=0.1))
     assert trial.run().exit == 0
     fill(box, a=list(range(17)))
     assert trial.run(wait=0).exit == 2

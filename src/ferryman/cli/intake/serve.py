@@ -32,7 +32,7 @@ from ferryman.cli.options import (
     seconds,
     spark_settings,
 )
-from ferryman.cli.run import AcceptChanges, Log
+from ferryman.cli.run import AcceptChanges, Log, Metrics, OpenLineage
 from ferryman.cli.terminal import CODE, SIGNALS
 from ferryman.errors import UsageError
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ferryman.engine.runner.base import Runner
     from ferryman.intake.service import Serving
     from ferryman.net.allowed_addresses import Reach
+    from ferryman.observe import Observer
     from ferryman.plan import Plan
     from ferryman.state.state import State
     from ferryman.storage.files import StatePath
@@ -143,6 +144,8 @@ def serve(
     conf: Conf = None,
     has: Has = None,
     preflight: Preflight = True,
+    metrics: Metrics = None,
+    openlineage: OpenLineage = None,
     log_file: LogFile = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: Verbose = False,
@@ -156,6 +159,7 @@ def serve(
     """
     from ferryman.intake.service import Serving, on_spark
     from ferryman.intake.service.processing import jobs_sources
+    from ferryman.operations import monitor_of
     from ferryman.plan.load import load_plan, plan_file
     from ferryman.state.state import state_root
 
@@ -178,7 +182,8 @@ def serve(
     def open_driver() -> AbstractContextManager[tuple[State, Runner]]:
         return on_spark(loaded, root.parent, master, spark_conf, accept_changes, preflight=preflight)
 
-    _serve_until_stopped(loaded, queue, serving, open_driver, verbose, (log_file, log_format))
+    monitored = monitor_of(loaded, root, metrics, openlineage, endless=not once)
+    _serve_until_stopped(loaded, queue, serving, open_driver, verbose, (log_file, log_format), monitored)
 
 
 def _reach(allow_files: list[Path] | None, hosts: list[str] | None) -> Reach:
@@ -225,6 +230,7 @@ def _serve_until_stopped(
     open_driver: Callable[[], AbstractContextManager[tuple[State, Runner]]],
     verbose: bool,
     log: Log,
+    monitored: Callable[[Observer], AbstractContextManager[Observer]],
 ) -> None:
     """Serve a queue with progress on stderr, until a signal, or with ``--once`` until nothing is left to do."""
     from ferryman.intake.service import serve as serve_queue
@@ -240,10 +246,8 @@ def _serve_until_stopped(
 
         with progress_observer(sys.stderr, verbose, *log) as observer, logging_to(observer, verbose):
             observer.message(f"serving {job_queue.url} with plan {plan.key}; files are in {serving.work}")
-            with graceful.ignoring_errors():
-                serve_queue(
-                    plan, job_queue, serving, open_driver_and_take_signals, stop=graceful.stop, observer=observer
-                )
+            with graceful.ignoring_errors(), monitored(observer) as run:
+                serve_queue(plan, job_queue, serving, open_driver_and_take_signals, stop=graceful.stop, observer=run)
     if graceful.requested:
         terminal.print_note("stopped: unfinished work continues at the next start.")
 

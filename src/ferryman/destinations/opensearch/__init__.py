@@ -1,8 +1,8 @@
-"""``OpenSearch``: a destination in OpenSearch or Elasticsearch.
+"""``OpenSearch`` and ``Elasticsearch``: destinations in search engines of one protocol.
 
-``destination`` is the class itself, ``documents`` how deliveries are written as documents and read back.
+``destination`` has the classes themselves, ``documents`` how deliveries are written as documents and read back.
 """
 
-from ferryman.destinations.opensearch.destination import OpenSearch
+from ferryman.destinations.opensearch.destination import Elasticsearch, OpenSearch
 
-__all__ = ["OpenSearch"]
+__all__ = ["Elasticsearch", "OpenSearch"]

@@ -56,7 +56,7 @@ from ferryman.errors import DeliveryError, Misconfigured, PermanentError, PlanEr
 from ferryman.net import relative_paths, urls
 from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered, check_destination
 
-__all__ = ["OpenSearch"]
+__all__ = ["Elasticsearch", "OpenSearch"]
 
 
 # The index: created, or checked against the plan.
@@ -160,16 +160,17 @@ class Index:
         return None
 
     def _check(self, indices: dict[str, Any]) -> None:
+        if any("data_stream" in each for each in indices.values()):
+            raise Misconfigured(
+                f"{self._shown} is a data stream, which takes new documents only: no versions, so that a late write "
+                "would undo a newer one, and no change or delete of a document by its id. Name an index.",
+            )
         if len(indices) != 1:
             raise Misconfigured(
                 f"{self._shown} is an alias of {len(indices)} indices: a document that changes would be in two of "
                 "them. Name one index, or an alias of one.",
             )
         [(name, there)] = indices.items()
-        if "data_stream" in there:
-            raise Misconfigured(
-                f"{self._shown} is a data stream, which keeps every version of a document. Name an index.",
-            )
         if there.get("mappings", {}).get("_routing", {}).get("required"):
             raise Misconfigured(f"{self._shown}: its mappings require a routing for each document. {NO_ROUTING}.")
         self._check_pipelines(there.get("settings", {}))
@@ -344,8 +345,8 @@ class OpenSearch(VectorDestination):
         vectors: Declaration | None = None,
     ) -> None:
         if auth is not None and not (isinstance(auth, str) or _is_pair(auth)):
-            raise PlanError([f"OpenSearch(…, {index!r}): auth= is neither (user, password) nor text"])
-        self.auth, _ = check_destination(f"OpenSearch(…, {index!r})", url, auth)
+            raise PlanError([f"{type(self).__name__}(…, {index!r}): auth= is neither (user, password) nor text"])
+        self.auth, _ = check_destination(f"{type(self).__name__}(…, {index!r})", url, auth)
         self.url = url.rstrip("/")
         self.index = index
         self.mappings = dict(mappings or {})
@@ -358,7 +359,8 @@ class OpenSearch(VectorDestination):
         self._once = False
         self.vectors = vector_fields(vectors) if isinstance(vectors, Mapping) else {}
         if findings := [*declaration_findings(vectors), *self._findings()]:
-            raise PlanError([f"OpenSearch({urls.strip_secrets(url)!r}, {index!r}): {finding}" for finding in findings])
+            where = f"{type(self).__name__}({urls.strip_secrets(url)!r}, {index!r})"
+            raise PlanError([f"{where}: {finding}" for finding in findings])
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")):
@@ -381,7 +383,7 @@ class OpenSearch(VectorDestination):
         return self.__dict__ | {"_http": None}
 
     def __repr__(self) -> str:
-        return f"OpenSearch({self.target()!r})"
+        return f"{type(self).__name__}({self.target()!r})"
 
     def target(self) -> str:
         return f"{urls.strip_secrets(self.url)}/{self.index}"
@@ -737,6 +739,21 @@ class OpenSearch(VectorDestination):
         return Misconfigured(
             f"{self.target()}: what answers there is neither OpenSearch nor Elasticsearch. Correct the url.",
         )
+
+
+class Elasticsearch(OpenSearch):
+    """Writes documents into an index of Elasticsearch, which is made if it is not there.
+
+    ``Elasticsearch("https://search.example.org:9200", "plays", auth="${ELASTIC_API_KEY}")`` is ``OpenSearch`` by the
+    name of the other server: the two have one protocol as far as Ferryman uses it, and all that is said there holds,
+    arguments included. Vectors need Elasticsearch 8 or later. A data stream is refused, for it takes new documents
+    only: it has no versions, by which a late write is told from a newer one, and no delete by id.
+
+    Raises:
+        PlanError: when it is made: an argument that cannot be meant.
+    """
+
+    facts: ClassVar[Facts] = OpenSearch.facts._replace(tested=("Elasticsearch 7.17", "Elasticsearch 8.19"))
 
 
 def text_fields(properties: Mapping[str, Any], before: str = "") -> Iterator[str]:

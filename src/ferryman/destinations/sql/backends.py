@@ -8,8 +8,11 @@ import sqlalchemy as sa
 
 from ferryman.destinations.sql.dialect import Dialect
 
-BACKENDS: Final = ("sqlite", "postgresql")
+BACKENDS: Final = ("sqlite", "postgresql", "mysql")
 """SQLAlchemy's names of the databases that have a dialect."""
+
+SEARCHED: Final = ("sqlite", "postgresql")
+"""Names of the databases whose tables ``ferryman search`` can search."""
 
 
 def dialect_of(url: sa.URL) -> Dialect:
@@ -18,6 +21,10 @@ def dialect_of(url: sa.URL) -> Dialect:
         from ferryman.destinations.sql.sqlite import SQLite
 
         return SQLite()
+    if url.get_backend_name() == "mysql":
+        from ferryman.destinations.sql.mysql import MySQL
+
+        return MySQL()
     from ferryman.destinations.sql.postgresql import PostgreSQL
 
     return PostgreSQL()

@@ -40,11 +40,13 @@ REFUSED: Final = "the database refuses it"
 
 
 class Sql(VectorDestination):
-    """Writes documents into a table, which is made if it is not there. SQLite and PostgreSQL.
+    """Writes documents into a table, which is made if it is not there. SQLite, PostgreSQL, MySQL and MariaDB.
 
     ``Sql("sqlite:///index.db", columns={"title": "title"}, full_text=["title", "text"])`` keeps one row per id, the
     title in a column of its own, and an index to search both with (``ferryman search index.db "henry"``).
     ``Sql("postgresql://me@host/db", …)`` does the same on a server (``pip install 'ferryman[postgres]'``).
+    ``Sql("mysql://me@host/db", …)`` (or ``mariadb://``) keeps the rows, without ``full_text`` and ``vectors`` (``pip
+    install 'ferryman[mysql]'``).
 
     The columns: ``id``, ``parent_id``, ``origin_id``, ``source``, ``version``, ``sequence``, ``delivery_hash``,
     ``route`` (a JSON list), ``text`` (the raw bytes decoded as UTF-8; NULL without raw), ``fields`` (JSON) and
@@ -55,22 +57,23 @@ class Sql(VectorDestination):
     returned, a power cut does not undo it. A connection that is lost while it commits leaves the chunk in doubt: it is
     written again, and the hashes tell what is there.
 
-    SQLite takes one writer at a time. On PostgreSQL any number write at once; only chunks with deletes wait for the
+    SQLite takes one writer at a time. On the others any number write at once; only chunks with deletes wait for the
     others. Of two writers of an id the higher sequence wins.
 
     Args:
         url: an SQLAlchemy URL. A relative path of a file is relative to the plan file's folder; in a program, to the
             current folder. PostgreSQL: ``postgresql://`` (psycopg 3); leave the password to ``PGPASSWORD`` or
-            ``~/.pgpass`` where the workers have them.
-        table: its name; on PostgreSQL also ``schema.table``, of a schema that is there. ``<table>_tombstones``
-            remembers deletes, ``<table>_fts`` is the full-text index.
+            ``~/.pgpass`` where the workers have them. MySQL and MariaDB: ``mysql://`` or ``mariadb://`` (PyMySQL);
+            leave the password to an option file: ``?read_default_file=~/.my.cnf``.
+        table: its name; on PostgreSQL also ``schema.table``, of a schema that is there; on MySQL ``database.table``.
+            ``<table>_tombstones`` remembers deletes, ``<table>_fts`` is the full-text index.
         mode: "upsert": one row per id. An older sequence never overwrites a newer one (stale), a repeated hash changes
             nothing, a delete removes the row and is remembered, so that an older upsert cannot bring it back. "append":
             one row per delivery, deletes too (column ``operation``; their text and fields are NULL); ``delivery_hash``
             is the key, so each delivery is there once.
         columns: column name -> field to copy into it: numbers and text as they are, lists and dicts as JSON text.
-            PostgreSQL makes them ``text``; give one another type (``ALTER TABLE … ALTER COLUMN … TYPE integer``), and
-            values are read as that.
+            PostgreSQL makes them ``text``, MySQL ``longtext``; give one another type (``ALTER TABLE … ALTER COLUMN …
+            TYPE integer``, ``ALTER TABLE … MODIFY … INT``), and values are read as that.
         vectors: field -> dimensions, or a ``VectorField``, of fields that hold a vector; ``nearest`` and ``hybrid`` ask
             for them. PostgreSQL needs its extension pgvector: a column of the field's name. SQLite keeps them in
             ``<table>_vectors``, and compares a question with each of them (``pip install 'ferryman[vectors]'``).
@@ -78,9 +81,9 @@ class Sql(VectorDestination):
             index that another Sql made for the table is kept right in any case.
 
     A value that the database cannot hold (a lone surrogate, an integer beyond 64 bit in a column of SQLite, text that
-    its column's type does not take, more than SQLite's or PostgreSQL's 1 GB) is a permanent outcome of its delivery;
-    the others of the chunk are written. PostgreSQL has no NUL characters: in text and fields U+FFFD stands for them, as
-    it does for bytes that are no text; an id that has one is refused.
+    its column's type does not take, more than SQLite's or PostgreSQL's 1 GB, or than MySQL's ``max_allowed_packet``) is
+    a permanent outcome of its delivery; the others of the chunk are written. PostgreSQL has no NUL characters: in text
+    and fields U+FFFD stands for them, as it does for bytes that are no text; an id that has one is refused.
     """
 
     facts: ClassVar[Facts] = Facts(
@@ -89,9 +92,17 @@ class Sql(VectorDestination):
         limits=(
             "SQLite: 1 GB a value, integers of 64 bit",
             "PostgreSQL: 1 GB a value, ids of some 2700 bytes, 1 MB of different words to search, no NUL",
+            "MySQL and MariaDB: ids of 3072 bytes, a row of `max_allowed_packet`",
             "vectors of 16 000 dimensions; PostgreSQL's index `hnsw`: 2 000, or 4 000 of 16 bit",
         ),
-        tested=("the SQLite that Python has", "PostgreSQL 18", "pgvector 0.8.5", "sqlite-vec 0.1.9"),
+        tested=(
+            "the SQLite that Python has",
+            "PostgreSQL 18",
+            "MariaDB 10.11",
+            "MySQL 8.0",
+            "pgvector 0.8.5",
+            "sqlite-vec 0.1.9",
+        ),
     )
     effect = Effect.IDEMPOTENT
     transactional = True
@@ -128,7 +139,10 @@ class Sql(VectorDestination):
             yield str(e)
         else:
             if parsed.get_backend_name() not in BACKENDS:
-                yield f"{parsed.get_backend_name()} is not supported. Use sqlite:///index.db or postgresql://host/db"
+                yield (
+                    f"{parsed.get_backend_name()} is not supported. Use sqlite:///index.db, postgresql://host/db "
+                    "or mysql://host/db"
+                )
             else:
                 dialect = dialect_of(parsed)
                 reserved |= set(dialect.reserved)
@@ -185,6 +199,10 @@ class Sql(VectorDestination):
 
     def target(self) -> str:
         return f"{self._dialect.place(self._url)}#{self.table}"
+
+    def known_fields(self) -> dict[str, str]:
+        types = {name: kind for name, kind, _ in STANDARD}
+        return {str(name): types.get(name, "") for name in self._layout.names}
 
     def local_paths(self) -> tuple[str, ...]:
         """Return the folder of SQLite's file."""

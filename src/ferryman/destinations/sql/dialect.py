@@ -1,4 +1,4 @@
-"""The port to a kind of database: everything about ``Sql`` and its search that SQLite and PostgreSQL do differently.
+"""The port to a kind of database: everything about ``Sql`` and its search that databases do differently.
 
 The methods of a dialect are called in this order:
 
@@ -8,8 +8,8 @@ The methods of a dialect are called in this order:
     Writer.write(chunk)    worker: one transaction per chunk, whatever it takes to repeat it
     Writer.close()
     inventory(…)           ``ferryman verify``: the rows, as they read back
-    open_reader, find      ``ferryman search``
-    open_vector_reader, nearest    questions with a vector
+    open_reader, find      ``ferryman search``, of a database in ``SEARCHED``
+    open_vector_reader, nearest    questions with a vector, if ``vector_findings`` allows vectors
 
 Errors of the database are raised as they are; ``explain`` converts them. A dialect has no state.
 """
@@ -103,9 +103,9 @@ class Dialect(ABC):
             UsageError: there is no such database, as far as that can be told without connecting.
         """
 
-    @abstractmethod
     def is_indexed(self, connection: sa.Connection, table: str) -> bool:
         """Return whether this table has a full-text index."""
+        return False
 
     def vector_findings(self, vectors: Mapping[str, VectorField], table: str) -> Iterator[str]:
         """Yield a text for each declared vector that the database cannot hold, with the remedy."""
@@ -115,11 +115,10 @@ class Dialect(ABC):
         """Do what is better done once after a load than with each chunk; return a line about each thing done."""
         return []
 
-    @abstractmethod
     def open_vector_reader(self, url: sa.URL) -> sa.Engine:
         """Return an engine as ``open_reader`` does, with the functions that compare vectors."""
+        return self.open_reader(url)
 
-    @abstractmethod
     def nearest(
         self,
         connection: sa.Connection,
@@ -130,8 +129,8 @@ class Dialect(ABC):
         wanted: Filter,
     ) -> list[Hit]:
         """Return the rows with the nearest vectors, best first."""
+        raise NotImplementedError
 
-    @abstractmethod
     def find(
         self,
         connection: sa.Connection,
@@ -142,6 +141,7 @@ class Dialect(ABC):
         wanted: Filter | None = None,
     ) -> list[Hit]:
         """Return the rows that match the query and fit the filter, best first, of a table that has an index."""
+        raise NotImplementedError
 
     @contextmanager
     def translated_errors(self, where: str) -> Iterator[None]:

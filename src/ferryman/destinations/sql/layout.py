@@ -59,6 +59,8 @@ class ColumnTypes(NamedTuple):
             there are no NULs.
         vector: type of a column for vectors; None: they are in a table of their own.
         vector_text: the text of a vector's float32 bytes that such a column is written as.
+        text: of texts of any length.
+        name: of names of tables and writers, which are keys of Ferryman's own tables.
     """
 
     field: sa.types.TypeEngine[Any]
@@ -67,7 +69,12 @@ class ColumnTypes(NamedTuple):
     keeps_text: bool
     vector: Callable[[VectorField], sa.types.TypeEngine[Any]] | None = None
     vector_text: Callable[[bytes], str] = bytes.hex
+    text: sa.types.TypeEngine[Any] = sa.Text()
+    name: sa.types.TypeEngine[Any] = sa.Text()
 
+
+_ON_MYSQL: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
+"""Options of tables that MySQL needs: transactions, and all characters."""
 
 RESERVED: Final = (*(name for name, _, _ in STANDARD), "operation")
 """Names that ``columns=`` may not give to a column; a dialect has more."""
@@ -110,7 +117,7 @@ class Layout:
         metadata = sa.MetaData(schema=schema or None)
         standard: dict[_Kind, sa.types.TypeEngine[Any]] = {
             "key": types.key,
-            "text": sa.Text(),
+            "text": types.text,
             "number": sa.BigInteger(),
             "json": types.json,
         }
@@ -118,29 +125,33 @@ class Layout:
             name,
             metadata,
             *(sa.Column(n, standard[kind], nullable=null, primary_key=n == self.key) for n, kind, null in STANDARD),
-            *((sa.Column("operation", sa.Text(), nullable=False),) if self.appends else ()),
+            *((sa.Column("operation", types.text, nullable=False),) if self.appends else ()),
             *(sa.Column(name, types.field) for name in columns),
             *(sa.Column(name, types.vector(self.vectors[name])) for name in self.vector_columns if types.vector),
+            **_ON_MYSQL,
         )
         self.tombstones = sa.Table(
             name + TOMBSTONES,
             metadata,
             sa.Column("id", types.key, primary_key=True, nullable=False),
             sa.Column("sequence", sa.BigInteger(), nullable=False),
-            sa.Column("delivery_hash", sa.Text(), nullable=False),
+            sa.Column("delivery_hash", types.text, nullable=False),
+            **_ON_MYSQL,
         )
         self.identities = sa.Table(
             IDENTITIES,
             metadata,
-            sa.Column("name", sa.Text(), primary_key=True, nullable=False),
-            sa.Column("id", sa.Text(), nullable=False),
+            sa.Column("name", types.name, primary_key=True, nullable=False),
+            sa.Column("id", types.text, nullable=False),
+            **_ON_MYSQL,
         )
         self.writers = sa.Table(
             WRITERS,
             metadata,
-            sa.Column("name", sa.Text(), primary_key=True, nullable=False),
-            sa.Column("writer", sa.Text(), primary_key=True, nullable=False),
+            sa.Column("name", types.name, primary_key=True, nullable=False),
+            sa.Column("writer", types.name, primary_key=True, nullable=False),
             sa.Column("sequence", sa.BigInteger(), nullable=False),
+            **_ON_MYSQL,
         )
         self.names = tuple(column.name for column in self.documents.columns)
 
@@ -151,13 +162,16 @@ class Layout:
             Misconfigured: an existing table does not fit.
         """
         is_new = not sa.inspect(connection).has_table(self.documents.name, self.documents.schema)
+        self.identities.create(connection, checkfirst=True)
+        self.writers.create(connection, checkfirst=True)
         if is_new:
+            self._forget(connection)
             self.documents.create(connection)
         if not self.appends:
             self.tombstones.create(connection, checkfirst=True)
         with databases.without_warnings():
             self._check(connection, where)
-        self._identify(connection, is_new=is_new)
+        self._identify(connection)
         self._remember_vectors(connection, where)
         return is_new
 
@@ -195,16 +209,18 @@ class Layout:
             if there is not None:
                 check_remembered(where, name, field, _decode_json(there), "table")
 
-    def _identify(self, connection: sa.Connection, *, is_new: bool) -> None:
-        """Give the table an identity, if it is new or has none."""
-        self.identities.create(connection, checkfirst=True)
-        self.writers.create(connection, checkfirst=True)
+    def _forget(self, connection: sa.Connection) -> None:
+        """Remove what is remembered of a table that was dropped. On MySQL, where creating a table commits, this must
+        come before the new one."""
+        names = sa.type_coerce(self.identities.c.name, sa.Text())
+        notes = names.startswith(f"{self.documents.name}#", autoescape=True)
+        connection.execute(sa.delete(self.identities).where((self.identities.c.name == self.documents.name) | notes))
+        connection.execute(sa.delete(self.writers).where(self.writers.c.name == self.documents.name))
+
+    def _identify(self, connection: sa.Connection) -> None:
+        """Give the table an identity, if it has none."""
         name = self.identities.c.name == self.documents.name
-        if is_new:
-            notes = self.identities.c.name.startswith(f"{self.documents.name}#", autoescape=True)
-            connection.execute(sa.delete(self.identities).where(name | notes))
-            connection.execute(sa.delete(self.writers).where(self.writers.c.name == self.documents.name))
-        if is_new or connection.execute(sa.select(self.identities.c.id).where(name)).first() is None:
+        if connection.execute(sa.select(self.identities.c.id).where(name)).first() is None:
             connection.execute(sa.insert(self.identities).values(name=self.documents.name, id=uuid.uuid4().hex))
 
     def identity(self, connection: sa.Connection) -> str:

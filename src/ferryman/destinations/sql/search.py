@@ -7,7 +7,7 @@ import os
 import sqlalchemy as sa
 
 from ferryman.destinations.queries import Hit, parse_query
-from ferryman.destinations.sql.backends import BACKENDS, dialect_of
+from ferryman.destinations.sql.backends import SEARCHED, dialect_of
 from ferryman.errors import DeliveryError, UsageError
 from ferryman.net import databases
 
@@ -63,7 +63,7 @@ def _url(index: str) -> sa.URL:
         url = databases.parse_url(index)
     except UsageError as e:
         raise UsageError(f"{_scheme(index)}://…: {e}.") from None
-    if url.get_backend_name() not in BACKENDS:
+    if url.get_backend_name() not in SEARCHED:
         raise UsageError(f"{url.render_as_string()}: searching works in SQLite and PostgreSQL databases.")
     if url.get_backend_name() == "sqlite" and databases.is_in_memory(url):
         raise UsageError(f"{index}: a database in memory is private to one process. Give a file: sqlite:///index.db.")

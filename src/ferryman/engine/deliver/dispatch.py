@@ -37,6 +37,7 @@ from ferryman.errors import (
     message_of,
     unless_interrupt,
 )
+from ferryman.observe import Chunk
 from ferryman.plan import (
     DestinationNode,
     KeyedNode,
@@ -95,6 +96,8 @@ class Dispatcher:
         self.breakers = breakers
         self.on_checked: Callable[[str], None] = lambda name: None
         """Called with the name of each destination whose check has succeeded."""
+        self.on_sent: Callable[[Sequence[Chunk]], None] | None = None
+        """Called with the chunks of each destination in a pass; None: they are not noted."""
 
     def deliver(
         self, number: int, now_us: int, progress_folder: str = "", on_sent: Callable[[], None] = _do_nothing
@@ -136,6 +139,7 @@ class Dispatcher:
             self._state.epoch,
             pace_s=self._pace_s,
             progress_folder=progress_folder,
+            notes_chunks=self.on_sent is not None,
         )
         lanes = [self._make_lanes(number, now_us, node, files, alone=len(work) == 1) for node, files in work]
         submitted = [self._runner.submit(task, each) for each in lanes]
@@ -146,6 +150,8 @@ class Dispatcher:
             if failure:
                 failures.append(f"destination {node.name}: {failure}")
             self._update_breaker(node, reports)
+            if self.on_sent is not None:
+                self.on_sent([chunk for report in reports for chunk in report.chunks])
         return failures
 
     def messages(self) -> Iterator[str]:

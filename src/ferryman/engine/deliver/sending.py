@@ -48,6 +48,7 @@ from ferryman.engine.send_order import FamilyOrder, KeyOrder, OutboxFile, Undeli
 from ferryman.errors import PermanentError, TransientError, describe, plain_text, safe_repr
 from ferryman.memory import describe_memory_error, is_failed_allocation, lacks_memory
 from ferryman.net.faults import is_connection_error
+from ferryman.observe import Chunk
 from ferryman.plan import DestinationNode, Plan, Policy, errors_node, sources_that_repeat_ids
 from ferryman.records.rows import (
     OUTBOX_CONTENT,
@@ -510,8 +511,7 @@ class FileDelivery:
 
     def _write(self, chunk: list[Delivery]) -> list[Outcome] | None:
         """Call the destination's ``write``; returns the outcomes, None if all are ok. Missing outcomes are unknown."""
-        outcomes = self.turn.call(self.turn.node.destination.write, [*chunk], meanwhile=self._write_part_in_time)
-        answered = list(outcomes) if outcomes is not None else []
+        answered = self.turn.write(chunk, self._write_part_in_time) or []
         if len(answered) == len(chunk) and answered.count(Outcome.ok()) == len(chunk):
             return None
         answered = [
@@ -721,6 +721,8 @@ class LaneReport(NamedTuple):
     """Largest chunk, in bytes, that was accepted in place of a larger one that was not; 0: there was none."""
     accepted: bool = False
     """The destination has answered for single rows."""
+    chunks: tuple[Chunk, ...] = ()
+    """Calls of ``write``, if they are noted; the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -743,6 +745,8 @@ class Pass:
     pace_s: float = limits.PACE_S
     progress_folder: str = ""
     """Folder for live progress; see ``engine.live``."""
+    notes_chunks: bool = False
+    """Whether lanes report their chunks."""
 
     def __call__(self, lane: Lane) -> LaneReport:
         plan = self.pickled_plan.fresh_plan() if lane.isolated else self.pickled_plan.plan()
@@ -754,7 +758,7 @@ class Pass:
         turn = Turn(
             path_of(self.root),
             node,
-            DeliveryPass(self.number, self.epoch, self.now_us, self.pace_s, self.progress_folder),
+            DeliveryPass(self.number, self.epoch, self.now_us, self.pace_s, self.progress_folder, self.notes_chunks),
             isolated=lane.isolated,
             ended_holds=errors_node(plan.nodes) is None,
             exempt=sources_that_repeat_ids(plan.nodes),
@@ -784,6 +788,7 @@ class Pass:
             alone=tuple(n for n in turn.alone if n not in unexplained),
             takes_bytes=turn.takes_bytes,
             accepted=turn.accepted,
+            chunks=tuple(turn.chunks),
         )
 
 

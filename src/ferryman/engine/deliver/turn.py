@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman import limits
-from ferryman.destinations.base import Destination, Guarantee, Outcome
+from ferryman.destinations.base import Delivery, Destination, Guarantee, Outcome
 from ferryman.engine.deliver.doubts import LaneDoubt
 from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import Attempts
@@ -27,6 +27,7 @@ from ferryman.errors import (
 )
 from ferryman.memory import describe_memory_error, is_failed_allocation
 from ferryman.net.faults import is_connection_error
+from ferryman.observe import Chunk
 from ferryman.plan import DestinationNode, Policy
 from ferryman.records.rows import HELD_DELETE, STALE, UNTOUCHED, RowResult, RowSpan, Status
 from ferryman.state.journal import Journal
@@ -57,6 +58,7 @@ class DeliveryPass(NamedTuple):
         now_us: time of its beginning, µs since 1970.
         pace_s: seconds after which no chunk is started.
         progress_folder: folder for live progress; see ``engine.live``.
+        notes_chunks: whether lanes report their chunks.
     """
 
     number: int
@@ -64,6 +66,7 @@ class DeliveryPass(NamedTuple):
     now_us: int
     pace_s: float
     progress_folder: str = ""
+    notes_chunks: bool = False
 
 
 class Turn:
@@ -85,6 +88,7 @@ class Turn:
         held_keys: keys with an export that was not delivered.
         undelivered: families with an upsert that was not delivered.
         exempt: sources whose deletes wait for no upsert of their family.
+        chunks: the first calls of ``write``, if they are noted.
     """
 
     def __init__(
@@ -123,6 +127,8 @@ class Turn:
         self.held_keys = HeldKeys(ended_holds=ended_holds)
         self.undelivered = UndeliveredFamilies()
         self.exempt = exempt
+        self.chunks: list[Chunk] = []
+        self._chunks_left = limits.CHUNK_SPANS if current.notes_chunks else 0
         self._same_error: tuple[str, int, int] = ("", 0, 0)
         """Error that all rows of the last chunks had in common: its text, the number of chunks, the number of rows."""
         self._caller: Caller = ProcessCaller(node.destination) if isolated else ThreadCaller(node.name)
@@ -135,6 +141,26 @@ class Turn:
     def call(self, function: Callable[..., Any], *args: Any, meanwhile: Callable[[], object] = lambda: None) -> Any:
         """Call the destination; raises what it raises, and ``Hung``."""
         return self._caller.call(function, *args, timeout_s=self.node.policy.send_timeout, meanwhile=meanwhile)
+
+    def write(self, chunk: list[Delivery], meanwhile: Callable[[], object]) -> list[Any] | None:
+        """Call the destination's ``write``; return its outcomes as a list, None if it gave none."""
+        if not self._chunks_left:
+            outcomes = self.call(self.node.destination.write, [*chunk], meanwhile=meanwhile)
+            return None if outcomes is None else list(outcomes)
+        self._chunks_left -= 1
+        began, clock = time.time(), time.perf_counter()
+        accepted, error = 0, ""
+        try:
+            outcomes = self.call(self.node.destination.write, [*chunk], meanwhile=meanwhile)
+            outcomes = None if outcomes is None else list(outcomes)
+            accepted = 0 if outcomes is None else outcomes.count(Outcome.ok())
+            return outcomes
+        except BaseException as e:
+            error = type(e).__name__
+            raise
+        finally:
+            took_s = time.perf_counter() - clock
+            self.chunks.append(Chunk(self.node.name, began, took_s, len(chunk), accepted, error))
 
     def open(self, *context: Any) -> None:
         """Open the destination."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import cloudpickle
 
 from ferryman import limits
-from ferryman.errors import EngineError, OutOfMemory, WorkerDied
+from ferryman.errors import EngineError, OutOfMemory, UsageError, WorkerDied
 from ferryman.memory import describe_memory_error, lacks_memory
 from ferryman.plan import Plan
 from ferryman.plan.calls import dumps
@@ -70,6 +70,14 @@ class Runner(Protocol):
             WorkerDied, EngineError: see ``submit``.
         """
         ...
+
+    def use_session(self, use: Callable[[Any], Answer]) -> Answer:
+        """Call a function with the SparkSession, in this process, and return its result.
+
+        Raises:
+            UsageError: tasks do not run on Spark.
+        """
+        raise UsageError("a Stream is a query of Spark's, and there is no Spark here")
 
     @property
     def early(self) -> Runner | None:

@@ -100,6 +100,9 @@ class OnDemandRunner(Runner):
         """Run the task for each partition of a frame, see ``Runner.run_frame``."""
         return self._started().run_frame(read, task)
 
+    def use_session(self, use: Callable[[Any], Answer]) -> Answer:
+        return self._started().use_session(use)
+
     def _started(self) -> Runner:
         if self._runner is None:
             self._helpers.end()

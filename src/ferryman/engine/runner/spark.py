@@ -152,6 +152,10 @@ class SparkRunner(Runner):
                 frame = read(self.spark).mapInArrow(stage, _ANSWER_SCHEMA)
             return _read_answers(frame.collect())
 
+    def use_session(self, use: Callable[[Any], Answer]) -> Answer:
+        with expose_session(self.spark):
+            return use(self.spark)
+
     @contextlib.contextmanager
     def _convert_errors(self, *, frame: bool = False) -> Iterator[None]:
         """Convert errors of Spark, or of the bridge to its JVM, to errors of ours.

@@ -31,7 +31,7 @@ from ferryman.document import (
     storable_id,
 )
 from ferryman.engine.live import ProgressWriter
-from ferryman.engine.results import NO_IDS, ListedPart, Listing, Outage, WantedIds, outage_of
+from ferryman.engine.results import NO_IDS, ListedPart, Listing, Look, Outage, WantedIds, outage_of
 from ferryman.engine.runner.base import PickledPlan, QueryFailed, Runner, run_frame_again, run_isolating
 from ferryman.engine.tasks import CONTENT, LISTING, content_path
 from ferryman.errors import (
@@ -51,12 +51,16 @@ from ferryman.observe import format_size
 from ferryman.plan import Plan, SourceNode, find_source, sources_of
 from ferryman.plan.calls import pickling_error
 from ferryman.records.rows import table_of
-from ferryman.sources import Bookmark, Complete, DataFrame, Doubt, Listed, Log, Note, Source
+from ferryman.sources import Bookmark, Complete, DataFrame, Doubt, Fetched, Listed, Log, Note, Source
+from ferryman.sources.base import TouchedFiles
 from ferryman.state.source_memory import NOTHING_REMEMBERED, SourceMemory
 from ferryman.storage.files import StatePath, is_disk_full, path_of, path_to_write, upload
 
 _TASKS_A_SLOT: Final = 4
 """Listing tasks per task slot: enough to balance folders of different sizes."""
+
+_FEW_FILES: Final = 100
+"""Changed files that the driver lists itself."""
 
 _ENTRIES: Final = 10_000
 """Log entries that one partition lists, given by their ids."""
@@ -82,6 +86,7 @@ def list_sources(
     memories: Mapping[str, SourceMemory] = MappingProxyType({}),
     kept: Sequence[ListedPart] = (),
     unprepared: Mapping[str, Exception] = MappingProxyType({}),
+    look: Look | None = None,
 ) -> list[Listing]:
     """List every source of the plan, or only certain documents, into files in ``folder``.
 
@@ -92,8 +97,11 @@ def list_sources(
         memories: source -> what its earlier listings want to be given.
         kept: documents that cannot be listed again, which are listed before all others.
         unprepared: source -> why it cannot be listed in this scan.
+        look: list only this; None: everything.
     """
-    sources = [n for n in sources_of(plan.nodes) if only is None or n.name in only]
+    names = look if only is None else only
+    sources = [n for n in sources_of(plan.nodes) if names is None or n.name in names]
+    changes = look or {}
     partitions: list[tuple[str, Any]] = []
     parts = list(kept)
     refused: list[UsageError] = []
@@ -116,14 +124,15 @@ def list_sources(
                 raise unprepared[node.name]
             if only is None or not node.source.keeps_content:
                 wanted = (entries if only is None else only).get(node.name)
-                partitions += _partitions_of(node, wanted, memories.get(node.name, NOTHING_REMEMBERED))
+                memory = memories.get(node.name, NOTHING_REMEMBERED)
+                partitions += _partitions_of(node, wanted, memory, changes.get(node.name))
         except BaseException as e:  # whatever a user's source raises
             fail(node, e)
     per_task = -(-len(partitions) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [partitions[at : at + per_task] for at in range(0, len(partitions), per_task)] if partitions else []
-    listed = chain.from_iterable(
-        run_isolating(runner.early or runner, ListPartitions(pickled_plan, str(folder), only, live), tasks)
-    )
+    task = ListPartitions(pickled_plan, str(folder), only, live)
+    found = map(task, tasks) if _is_small(look) else run_isolating(runner.early or runner, task, tasks)
+    listed = chain.from_iterable(found)
     by_name = {node.name: node.source for node in sources}
     parts += [_check_doubts(by_name[part.source], part) for part in listed]
     for node in sources:
@@ -135,20 +144,39 @@ def list_sources(
                 fail(node, e)
     if refused and len(refused) == len(sources_of(plan.nodes)):
         raise refused[0]
-    return [Listing(node, [p for p in parts if p.source == node.name]) for node in sources]
+    return [
+        Listing(node, [p for p in parts if p.source == node.name], changes.get(node.name) is not None)
+        for node in sources
+    ]
 
 
-def _partitions_of(node: SourceNode, wanted: Collection[str] | None, memory: SourceMemory) -> list[tuple[str, Any]]:
+def _is_small(look: Look | None) -> bool:
+    """Return whether the driver lists it itself: a few files, of which its own kernel has just told. A job takes longer
+    than that."""
+    named = [] if look is None else list(look.values())
+    return bool(named) and all(each and not each.folders and len(each.files) <= _FEW_FILES for each in named)
+
+
+def _partitions_of(
+    node: SourceNode, wanted: Collection[str] | None, memory: SourceMemory, changes: TouchedFiles | None
+) -> list[tuple[str, Any]]:
     """Return the source's partitions, each with the source's name; none for a DataFrame, and only the wanted ids for a
-    log."""
+    log.
+
+    Args:
+        changes: list only this; None: everything.
+    """
     source = node.source
+    if changes is not None:
+        return [(node.name, partition) for partition in source.changed_partitions(changes) or ()]
     source.check()
     if isinstance(source, Log):
         ids = sorted(map(source.own_id, wanted or ()))
         return [(node.name, ids[at : at + _ENTRIES]) for at in range(0, len(ids), _ENTRIES)]
     if isinstance(source, DataFrame):
         return []
-    partitions = list(source.partitions_after(memory.bookmarks))
+    named = source.partitions_of_ids([source.own_id(id) for id in wanted], memory.bookmarks) if wanted else None
+    partitions = list(source.partitions_after(memory.bookmarks)) if named is None else named
     if not type(source).__module__.startswith("ferryman.") and (why := pickling_error(partitions)) is not None:
         raise Misconfigured(f"what its partitions() returns cannot be sent to the workers: {why}")
     return [(node.name, partition) for partition in partitions]
@@ -207,9 +235,12 @@ class ListPartitions:
                         listed += 1
                         if not listed % _COUNTED_ROWS:
                             live.add(_COUNTED_ROWS)
+                        fingerprint = ""
+                        if isinstance(entry, Fetched):
+                            entry, fingerprint = entry
                         id = source.full_id(_check_entry(entry).id)
                         if wanted is None or id in wanted:
-                            out.add(id, entry)
+                            out.add(id, entry, fingerprint)
                 except BaseException as e:  # whatever a user's source raises
                     error = as_exception(unless_interrupt(e))
                     if isinstance(error, OSError) and is_disk_full(error):
@@ -301,7 +332,7 @@ class ListingFile:
                 writer.close()
         self._writer = self._content = None
 
-    def add(self, id: str, entry: Listed | Document) -> None:
+    def add(self, id: str, entry: Listed | Document, fingerprint: str = "") -> None:
         if isinstance(entry, Listed):
             size = entry.size
             row = (id, size, entry.fingerprint, entry.location, entry.refused or None, None, False, None, None)
@@ -309,7 +340,7 @@ class ListingFile:
             row, size = (id, 0, "", "", None, None, True, None, None), 0
             self._deleted += 1
         else:
-            row, size = _document_row(self._source, id, entry)
+            row, size = _document_row(self._source, id, entry, fingerprint)
         self._bytes += size
         self._pending += size
         self._rows.append(row)
@@ -449,7 +480,7 @@ def _check_bookmark(bookmark: Bookmark) -> Bookmark:
     return Bookmark(bookmark.partition, decode_json(text))
 
 
-def _document_row(source: Source, id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
+def _document_row(source: Source, id: str, doc: Document, fingerprint: str) -> tuple[tuple[Any, ...], int]:
     """Return the listing row of a whole document; refused if JSON cannot hold its fields, or if it is too large."""
     try:
         check_source_id(id)
@@ -461,4 +492,4 @@ def _document_row(source: Source, id: str, doc: Document) -> tuple[tuple[Any, ..
     size = len(fields) + len(raw or b"")
     counted = encode_fields(source.counted(doc.fields)) if source.uncounted else fields
     version = content_version(counted, raw if source.counts_raw else None)
-    return (id, size, "", "", None, version, False, fields, raw), size
+    return (id, size, fingerprint, "", None, version, False, fields, raw), size

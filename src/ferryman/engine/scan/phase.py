@@ -17,7 +17,7 @@ from ferryman import crash, limits
 from ferryman.engine import due_documents
 from ferryman.engine.live import ProgressReader, ProgressWriter
 from ferryman.engine.pending_work import PendingWork
-from ferryman.engine.results import ErrorKind, Listing, Staged, classify_error
+from ferryman.engine.results import ErrorKind, Listing, Look, Staged, classify_error
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.scan.changes import KnownDocuments, SourceComparison, WantedDocuments, due_now
 from ferryman.engine.scan.listing import list_sources
@@ -73,11 +73,12 @@ class ScanPhase:
         self._memories = SourceMemories(state)
         self.held = False
 
-    def run(self, *, only_pending: bool) -> ChangeSet:
+    def run(self, *, only_pending: bool, look: Look | None = None) -> ChangeSet:
         """List the sources and return the changes. Scratch files stay until ``end``.
 
         Args:
             only_pending: return only documents whose failed step is due.
+            look: list only this; None: everything.
         """
         state = self._state
         self._observer.phase(state.wave + 1, "scan")
@@ -88,7 +89,7 @@ class ScanPhase:
         if only_pending:
             due = due_documents.due_documents(state, now_us(), waiting)
             wanted = due_documents.ids_by_source(state, due) if len(due) <= limits.NAMED_DOCUMENTS else None
-        else:
+        elif look is None:
             self._pending.unlisted_sources = set()
         for note in self._memories.begin(prepare=not only_pending):
             self._report(note)
@@ -105,6 +106,7 @@ class ScanPhase:
                 self._memories.current,
                 kept,
                 self._memories.failures,
+                look,
             )
         self._pending.record_listings(listings)
         crash.point("scan.listed")
@@ -126,7 +128,7 @@ class ScanPhase:
         if rows := sum(batch.rows for batch in changes.batches):
             self._observer.outcome(describe_listing(listings, changes.batches))
             self._observer.planned(rows)
-        self.held = bool(changes.too_many) or (self.held and only_pending)
+        self.held = bool(changes.too_many) or (self.held and (only_pending or look is not None))
         for note in (*changes.notes, *(WARNING + each for each in changes.too_many)):
             self._report(note)  # a scan for pending documents finds the same again
         if due is not None and not changes.batches:

@@ -42,6 +42,8 @@ class CompiledNode:
     """Health of the node; None: it is not called."""
     steps_below: bool = False
     """Whether documents may come to a step after this node."""
+    took_s: float = 0.0
+    """Seconds that this task has spent in calls of the step."""
     _full_ends: dict[str, tuple[End, ...]] = field(default_factory=dict)
 
     @property

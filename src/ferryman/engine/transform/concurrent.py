@@ -78,6 +78,7 @@ class BatchCall:
     Attributes:
         copies: copies of its documents from before the call; [] if it is not repeated in halves after an error.
         deadline: monotonic time.
+        began: time of ``perf_counter``.
     """
 
     waiting: list[AwaitedAnswer]
@@ -85,6 +86,8 @@ class BatchCall:
     deadline: float | None = None
     answers: list[Any] = field(default_factory=list)
     error: BaseException | None = None
+    began: float = field(default_factory=time.perf_counter)
+    took_s: float = 0.0
 
 
 class FinishedCall(NamedTuple):
@@ -154,6 +157,8 @@ class StepQueue:
         self._is_async = is_async(step.fn)
         self._in_this_thread = step.concurrency == 1 and not self._is_async
         self._threads = CallThreads(step.name)
+        self.took_s = 0.0
+        """Seconds spent in calls of the step; those at the same time add up."""
 
     def add(self, waiting: AwaitedAnswer) -> None:
         """Queue another document, unless its answer is remembered, or on its way."""
@@ -238,6 +243,7 @@ class StepQueue:
         if call not in self.running:
             return  # it was given up before
         self.running.discard(call)
+        self.took_s += call.took_s
         if call.error is None:
             for each, answer in zip(call.waiting, call.answers, strict=True):
                 if isinstance(answer, Exception):
@@ -322,6 +328,7 @@ class StepQueue:
                     call.answers = self._answers(call)
         except BaseException as e:
             call.error = unless_interrupt(e)
+        call.took_s = time.perf_counter() - call.began
         self._ended_calls.put((self, call))
 
     def _known_result(self, call: BatchCall) -> FinishedCall | None:
@@ -342,6 +349,7 @@ class StepQueue:
             error = inspectable(e)
         if call in self.running:
             call.answers, call.error = answers, error
+            call.took_s = time.perf_counter() - call.began
             self._ended_calls.put((self, call))
 
     def _run_in_loop(self, call: BatchCall) -> None:
@@ -350,6 +358,7 @@ class StepQueue:
         def on_end(answers: Any, error: BaseException | None, late: bool) -> None:
             error = StepTimeout(timeout_message(self.step)) if late else error
             call.answers, call.error = answers, error if error is None else inspectable(error)
+            call.took_s = time.perf_counter() - call.began
             self._ended_calls.put((self, call))
 
         out = self._call_batch([each.doc for each in call.waiting])
@@ -401,6 +410,8 @@ class FirstBatches:
         self._walk: Walk = reader.walk.fork(stager)
         self._walk.call_scope = reader.walk.call_scope
         self._blocks = BlockWalk.create(self._walk, stager, live)
+        assert reader.walk.source.next is not None
+        self._node = reader.walk.source.next
 
     def process_block(self, block: Block, contents: tuple[list[bytes | None], list[bytes | None]]) -> bool:
         """Walk and stage all documents of the block; return False if none was staged, because the block needs
@@ -446,12 +457,14 @@ class FirstBatches:
             ids = [doc.id for doc in some]
             answers: list[Any] = []
             error: BaseException | None = None
+            began = time.perf_counter()
             try:
                 out = context.run(self._call_batch, some)
                 assert isinstance(out, list)
                 answers = out
             except BaseException as e:
                 error = unless_interrupt(e)
+            self._node.took_s += time.perf_counter() - began
             for doc, id in zip(some, ids, strict=True):
                 doc.id = id  # its id is the source's, whatever a step does to the object
             finished.append(FinishedCall(some, answers, error))
@@ -561,6 +574,10 @@ class ConcurrentWalks:
     def full(self) -> bool:
         """Return whether so many walks are running that more would not help."""
         return len(self._running) >= self.max_running
+
+    def step_seconds(self) -> dict[str, float]:
+        """Return step -> seconds spent in its calls."""
+        return {name: queue.took_s for name, queue in self._queues.items()}
 
     def begin(
         self, walk: Walk, recorder: Recorder, walking: Walking, parent: ConcurrentWalk | None = None

@@ -144,7 +144,7 @@ class TaskProcessing:
         share = 1 / task.parallel_tasks
         concurrent_steps = [n for n in plan.nodes if isinstance(n, StepNode) and n.is_concurrent and not task.isolated]
         self.answers = task.open_answers()
-        walks = ConcurrentWalks(concurrent_steps, self._health, share, self.answers)
+        self._walks = walks = ConcurrentWalks(concurrent_steps, self._health, share, self.answers)
         self._live = ProgressWriter(task.live, errors=task.live_errors)
         prepare_step = self.answers.document_call
         self._once_reader = None
@@ -246,7 +246,10 @@ class TaskProcessing:
             assert self._entries is not None
             self._once_reader.finish(self._entries)
         self._stager.decide(self._health, self._reader)
-        return self._stager.finish([r for p in self._health.values() if (r := p.report())])
+        seconds = self._reader.walk.step_seconds()
+        seconds.update(self._walks.step_seconds())
+        took_us = {name: round(each * 1e6) for name, each in seconds.items() if each}
+        return self._stager.finish([r for p in self._health.values() if (r := p.report())])._replace(took_us=took_us)
 
     def __enter__(self) -> Self:
         return self

@@ -15,8 +15,10 @@ earlier choice is used again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, Self
 
@@ -170,10 +172,13 @@ def run_walk(walk: Walk, walking: Walking, before_call: Callable[[], None] = lam
 def call_step(request: StepCall) -> Any:
     """Call the step, and return the answer to the request."""
     assert request.node.step is not None
+    began = perf_counter()
     try:
         return request.node.step(request.doc)
     except BaseException as e:  # the walk interprets it
         return Raised(e)
+    finally:
+        request.node.took_s += perf_counter() - began
 
 
 class Walk:
@@ -235,6 +240,13 @@ class Walk:
     def may_reach(self, names: Collection[str]) -> bool:
         """Return whether a document may reach one of these nodes."""
         return any(node.name in names for node in nodes_below(self.source))
+
+    def step_seconds(self) -> Counter[str]:
+        """Return step -> seconds that this task has spent in its calls."""
+        seconds: Counter[str] = Counter()
+        for node in self._nodes.values():
+            seconds[node.name] += node.took_s  # type: ignore[assignment]
+        return seconds
 
     def fork(self, sink: WalkSink) -> Self:
         """Return a walk over the same nodes with another sink: for another document, or for a member of this one's
@@ -467,7 +479,9 @@ class Walk:
             if answer is doc:
                 documents: Sequence[Document] | DocumentStream | None = (doc,)
             else:
+                began = perf_counter()
                 documents = None if answer is None else self._return_checker.check(doc, node.label, route, answer)
+                node.took_s += perf_counter() - began  # a generator runs only now
         except (Dropped, Unsupported) as e:
             raise self._as_drop(e, node.health) from None
         finally:
@@ -483,12 +497,14 @@ class Walk:
         """Return the next document of a stream that the step is producing; None: there are no more."""
         assert node.health is not None
         self.call_scope.step, self.call_scope.route = node.name, stream.route
+        began = perf_counter()
         try:
             each = stream.next()
         except (Dropped, Unsupported) as e:
             raise self._as_drop(e, node.health) from None
         finally:
             self.call_scope.step = ""
+            node.took_s += perf_counter() - began
         if each is None and not node.health.steady:
             node.health.note_return()
         return each

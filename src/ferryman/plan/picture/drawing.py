@@ -73,14 +73,21 @@ class BoxCounts(NamedTuple):
     bad: str = ""
 
 
-def svg(what: Drawable, counts: Mapping[str, BoxCounts] = MappingProxyType({}), subtitle: str = "") -> str:
+def svg(
+    what: Drawable,
+    counts: Mapping[str, BoxCounts] = MappingProxyType({}),
+    subtitle: str = "",
+    edge_counts: Mapping[tuple[str, str], str] = MappingProxyType({}),
+) -> str:
     """Return the picture as text. Equal plans give equal bytes.
 
     Args:
         counts: by node, in a flow by ``plan/node``; written into its box.
         subtitle: below the name.
+        edge_counts: by (start, end), named as in ``counts``; written on the edge.
     """
     sketch, title = titled_sketch(what)
+    sketch = sketch._replace(edges=[_counted(edge, sketch.boxes, edge_counts) for edge in sketch.edges])
     counted = [counts.get(box.name, BoxCounts()) for box in sketch.boxes]
     lines = [_lines(box) for box in sketch.boxes]
     all_rows = [[*rows, *filter(None, each)] for rows, each in zip(lines, counted, strict=True)]
@@ -115,6 +122,12 @@ def svg(what: Drawable, counts: Mapping[str, BoxCounts] = MappingProxyType({}), 
         "</svg>\n",
     ]
     return "\n".join(parts).encode("ascii", "xmlcharrefreplace").decode()  # no terminal's encoding can spoil it
+
+
+def _counted(edge: Edge, boxes: Sequence[Box], counts: Mapping[tuple[str, str], str]) -> Edge:
+    """Return the edge with its count behind its label."""
+    count = counts.get((boxes[edge.start].name, boxes[edge.end].name), "")
+    return edge._replace(label=", ".join(filter(None, (edge.label, count))))
 
 
 def _description(sketch: Sketch) -> str:
@@ -158,7 +171,8 @@ def _node(box: Box, rows: Sequence[str], at: Rect, counts: BoxCounts) -> str:
             below += LINE_PX
     tooltip = f"{box.name}: {box.kind}, {', '.join(box.facts)}"
     title = f"<title>{_escaped(tooltip)}</title>"
-    return f'<g class="node {box.kind} {box.look}">{title}{_shape(box.kind, at)}{"".join(words)}</g>'
+    look = f"{box.look} trouble" if counts.bad else box.look
+    return f'<g class="node {box.kind} {look}">{title}{_shape(box.kind, at)}{"".join(words)}</g>'
 
 
 def _shape(kind: str, at: Rect) -> str:
@@ -286,6 +300,7 @@ def _colours(palette: dict[str, tuple[str, str]]) -> str:
     for look in ("source", "router", "safe", "idempotent", "potent", MISSING):
         fill, stroke = palette[look]
         rules += [f".{look} .shape{{fill:{fill};stroke:{stroke}}}", f".{look} .bar{{stroke:{stroke}}}"]
+    rules.append(f".trouble .shape{{stroke:{wrong};stroke-width:2.6}}")
     return "".join(f".ferryman-plan {rule}" for rule in rules)
 
 

@@ -29,12 +29,14 @@ class Heading(NamedTuple):
         line: number of its first line, from 0.
         end: number of the line after it.
         level: from 1.
+        anchor: part of a page's address that leads to it; "": it is not known.
     """
 
     line: int
     end: int
     level: int
     words: str
+    anchor: str = ""
 
 
 def plain(raw: bytes, declared: str = "") -> Content:

@@ -1,0 +1,157 @@
+"""Sources beside bare clients: a site and a repository that have not changed, and a commit."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from urllib3 import PoolManager
+
+from bench.harness import Row, Sizes, alternate, empty_folder, limit_row, print_progress, time_row
+from ferryman.sources import Bookmark, Git, Listed, Site, Source
+
+PAGES = 10_000
+FILES = 200_000
+UNCHANGED_S = 2.0
+"""Seconds that the design allows for 200 000 files of a repository."""
+
+
+class _Page(BaseHTTPRequestHandler):
+    """A site of pages that link to a hundred others each."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+    count = PAGES
+    sitemap = b""
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        if self.path == "/sitemap.xml" and self.sitemap:
+            self._say(200, self.sitemap)
+        elif self.path in ("/sitemap.xml", "/robots.txt") or not self.path.removeprefix("/page").isdecimal():
+            self._say(200 if self.path == "/" else 404, _page(0, self.count))
+        elif self.headers.get("if-none-match") == '"1"':
+            self._say(304, b"")
+        else:
+            self._say(200, _page(int(self.path.removeprefix("/page")), self.count))
+
+    def _say(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("etag", '"1"')
+        self.send_header("content-type", "text/xml" if body[:4] == b"<url" else "text/html")
+        if status != 304:
+            self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _page(number: int, count: int) -> bytes:
+    links = "".join(f"<a href=/page{(number * 7 + n * 101 + 1) % count}>{n}</a> " for n in range(100))
+    return f"<title>{number}</title><p>This is page number {number} of a site about ferries.</p>{links}".encode()
+
+
+def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
+    pages, files = (PAGES, FILES) if sizes.rounds > 1 else (PAGES // 10, FILES // 10)
+    yield from _measure_site(sizes.rounds, pages)
+    yield from _measure_repository(sizes.rounds, files, empty_folder(folder / "repository"))
+
+
+def _measure_site(rounds: int, pages: int) -> Iterator[Row]:
+    handler = type("Handler", (_Page,), {"count": pages})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    urls = "".join(f"<url><loc>{url}/page{n}</loc><lastmod>2024-05-01</lastmod></url>" for n in range(pages))
+    try:
+        source = Site(url, rate=1e6, budget=10 * pages)
+        marks = _scan(source, {})
+        client = PoolManager(maxsize=1)
+
+        def ask_bare() -> None:
+            for n in range(pages):
+                answer = client.request("GET", f"{url}/page{n}", headers={"if-none-match": '"1"'})
+                assert answer.status == 304
+
+        ours, bare = alternate(rounds, lambda: _scan(source, marks), ask_bare)
+        yield time_row(f"{pages} pages unchanged, asked for one by one; beside urllib3", pages, ours, bare, 3.0)
+        handler.sitemap = f"<urlset>{urls}</urlset>".encode()  # type: ignore[attr-defined]
+        marks = _scan(source, marks)
+        [with_sitemap] = alternate(rounds, lambda: _scan(source, marks))
+        yield time_row(
+            f"{pages} pages unchanged, by lastmod and a sample; beside urllib3", pages, with_sitemap, bare, 1.0
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _measure_repository(rounds: int, files: int, folder: Path) -> Iterator[Row]:
+    path = folder / "repository"
+    print_progress(f"making a repository of {files} files")
+    _git(folder, "init", "--quiet", "--initial-branch=main", str(path))
+    for setting in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
+        _git(path, "config", setting, "true")
+    _commit(path, {f"d{n // 1000}/f{n}.txt": f"File {n}\n" for n in range(files)})
+    source = Git(f"file://{path}", cache=folder / "cache")
+    marks = _scan(source, {})
+    clone = folder / "bare"
+    _git(folder, "clone", "--quiet", "--bare", f"file://{path}", str(clone))
+
+    def fetch_bare() -> None:
+        _git(clone, "fetch", "--quiet", "origin", "main")
+
+    ours, bare = alternate(rounds, lambda: _scan(source, marks), fetch_bare)
+    yield limit_row(f"{files} files of a repository, the same commit", ours, UNCHANGED_S, "")
+    yield time_row(f"{files} files of a repository, the same commit; beside git fetch", files, ours, bare, 3.0)
+    number = 0
+
+    def change() -> None:
+        nonlocal number, marks
+        number += 1
+        _commit(path, {"d0/f0.txt": f"Changed {number}\n"})
+        marks = _scan(source, marks)
+
+    def change_bare() -> None:
+        nonlocal number
+        number += 1
+        _commit(path, {"d0/f0.txt": f"Changed {number}\n"})
+        _git(clone, "fetch", "--quiet", "origin", "main")
+        _git(clone, "ls-tree", "-r", "-z", "FETCH_HEAD")
+
+    ours, bare = alternate(rounds, change, change_bare)
+    yield time_row(f"one commit in {files} files; beside git fetch and ls-tree", files, ours, bare, 10.0)
+
+
+def _scan(source: Source, marks: dict[str, Any]) -> dict[str, Any]:
+    """List everything; return the bookmarks for the next scan."""
+    found = dict(marks)
+    listed = 0
+    for partition in source.partitions_after(marks):
+        for entry in source.listing(partition):
+            if isinstance(entry, Bookmark):
+                found[entry.partition] = entry.value
+            listed += isinstance(entry, Listed)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _git(folder: Path, *arguments: str, given: bytes = b"") -> None:
+    subprocess.run(["git", "-C", str(folder), *arguments], input=given, check=True, capture_output=True)
+
+
+def _commit(path: Path, files: dict[str, str]) -> None:
+    """Commit these files on top of the branch, by one stream."""
+    lines = ["commit refs/heads/main", "committer A <a@example.org> 1714557600 +0000", "data 1", "x"]
+    has_parent = subprocess.run(["git", "-C", str(path), "rev-parse", "main"], capture_output=True, check=False)
+    if not has_parent.returncode:
+        lines.append("from refs/heads/main^0")
+    for name, text in files.items():
+        lines += [f"M 100644 inline {name}", f"data {len(text)}", text]
+    _git(path, "fast-import", "--quiet", "--force", given="\n".join([*lines, ""]).encode())

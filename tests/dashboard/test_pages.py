@@ -1,0 +1,271 @@
+"""What the pages say of a state is what the command line says of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman import account
+from ferryman.dashboard.app import PAGES
+from ferryman.dashboard.recorded import recorded_plan
+from ferryman.engine.commands import count_concerned
+from ferryman.plan import Plan
+from ferryman.queues import Queue
+from tests.dashboard.conftest import Opened
+from tests.support.keyed import count_words
+from tests.support.plan_world import PlanWorld
+
+PLAN = "/plans/trial-v1"
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path.startswith("/plans/{plan}")])
+def test_each_page_of_a_plan_answers(path: str, world: PlanWorld, opened: Opened) -> None:
+    """Also those whose parameters are missing say so on a page, never with an error of the server."""
+    response = opened(world.state).get(path.replace("{plan}", "trial-v1"))
+    assert response.status_code in (200, 400, 404), response.text
+    assert "Traceback" not in response.text
+
+
+def test_the_list_says_what_status_says(world: PlanWorld, opened: Opened) -> None:
+    counts = world.counts()
+    text = opened(world.state).text("/")
+    assert "trial-v1 has failures" in text
+    assert f"has failures {counts['delivered']} {counts['pending']} {counts['failed']} {counts['rejected']} 0" in text
+
+
+def test_plans_in_trouble_come_first(place: Path, opened: Opened) -> None:
+    good = PlanWorld(place / "good")
+    good.plan = Plan("aaa", version=1)
+    good.source().destination("out", good.out())
+    good.put("x")
+    good.run()
+    bad = PlanWorld(place / "bad")
+    bad.plan = Plan("zzz", version=1)
+    bad.source().step("fails", _fail, attempts=1).destination("out", bad.out())
+    bad.put("y")
+    bad.run()
+    text = opened(place).text("/")
+    assert text.index("zzz-v1 has failures") < text.index("aaa-v1 all arrived")
+
+
+def _fail(doc: object) -> object:
+    raise ValueError("no")
+
+
+def test_a_plan_says_what_status_says(world: PlanWorld, opened: Opened) -> None:
+    site = opened(world.state)
+    text = site.text(PLAN)
+    for name, number in world.counts().items():
+        assert f"{number} {name}" in text
+    assert "1 reason" in text or "is torn" in text
+    assert "503 Service Unavailable" in text  # what is pending waits for
+    assert "The same in a terminal: ferryman status" in text
+    picture = site.get(f"{PLAN}/picture.svg")
+    assert picture.headers["content-type"] == "image/svg+xml"
+    assert f"{world.counts()['delivered']} delivered" in picture.text
+
+
+def test_a_plan_is_shown_while_parts_of_it_are_counted(world: PlanWorld, opened: Opened, monkeypatch: Any) -> None:
+    """The page comes with its counts, says that the rest follows, and has it soon after."""
+    gate = threading.Event()
+    real = account.reasons
+
+    def reasons(*args: Any, **options: Any) -> Any:
+        gate.wait(60)
+        return real(*args, **options)
+
+    monkeypatch.setattr(account, "reasons", reasons)
+    site = opened(world.state)
+    site.answers.first_s = 0.5
+    text = _until(site, lambda text: "5 delivered" in text)
+    assert "Parts of this page are being counted" in text
+    gate.set()
+    assert "is torn" in _until(site, lambda text: "being counted" not in text)
+
+
+def test_a_page_that_has_to_count_first_loads_itself_again(world: PlanWorld, opened: Opened, monkeypatch: Any) -> None:
+    """As a whole, by a header, so that a form that follows is there too."""
+    gate = threading.Event()
+    real = count_concerned
+
+    def count(*args: Any) -> int:
+        gate.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr("ferryman.dashboard.actions.count_concerned", count)
+    site = opened(world.state)
+    site.answers.first_s = 0.01
+    response = site.get(f"{PLAN}/confirm", params={"verb": "retry", "status": "failed"})
+    assert "nobody has asked this" in response.text
+    assert response.headers["refresh"] == "2"
+    gate.set()
+    site.answers.first_s = 60
+    assert "Retry: 2 deliveries" in site.text(f"{PLAN}/confirm", verb="retry", status="failed")
+
+
+def _until(site: Any, holds: Callable[[str], bool]) -> str:
+    """Load the plan's page until it says something: as its own refresh does."""
+    deadline = time.monotonic() + 60
+    while not holds(text := site.text(PLAN)):
+        assert time.monotonic() < deadline, text
+    return text
+
+
+def test_failures_are_grouped_by_reason(world: PlanWorld, opened: Opened) -> None:
+    """Two documents with one reason are one group, whatever they are called; a group leads to its deliveries."""
+    site = opened(world.state)
+    text = site.text(f"{PLAN}/failures")
+    reasons = account.reasons(world.root, plan=world.plan)
+    for each in reasons:
+        assert f"{each['deliveries']} {each['status'].replace('_', ' ')} {each['reason']}" in text
+    torn = next(each for each in reasons if "is torn" in each["reason"])
+    assert torn["deliveries"] == 2
+    listed = site.text(f"{PLAN}/failures", status="rejected", reason=torn["reason"])
+    assert "bad1" in listed
+    assert "bad22" in listed
+    assert "bug" not in listed.split("Deliveries", 1)[1]
+
+
+def test_filters_are_those_of_deliveries(world: PlanWorld, opened: Opened) -> None:
+    text = opened(world.state).text(f"{PLAN}/failures", status="rejected", destination="out", source="docs")
+    assert "bad22 docs out rejected" in text
+    assert "ferryman deliveries PLAN" in text
+    assert "--status rejected --destination out --source docs" in text
+
+
+def test_a_document_tells_all_that_happened_to_it(world: PlanWorld, opened: Opened) -> None:
+    site = opened(world.state)
+    text = site.text(f"{PLAN}/document", id="bug")
+    assert "failed" in text
+    assert "Traceback of the step" in text
+    assert "raise KeyError(doc.id)" in text
+    assert "ferryman history PLAN" in text
+    family = site.text(f"{PLAN}/document", id="book")
+    assert "Family book delivered book#p0 delivered book#p1 delivered" in family
+
+
+def test_an_unknown_document_is_answered_with_the_nearest(world: PlanWorld, opened: Opened) -> None:
+    text = opened(world.state).text(f"{PLAN}/document", 404, id="boook")
+    assert "There is no such document" in text
+    assert "book" in text.split("The nearest are:")[1]
+
+
+def test_runs_are_shown_wave_by_wave(world: PlanWorld, opened: Opened) -> None:
+    site = opened(world.state)
+    [wave] = [each for each in account.waves(world.root, plan=world.plan) if each["wave"] == 1]
+    page = site.get(f"{PLAN}/runs", params={"wave": "1"}).text
+    assert f"{wave['delivered']} delivered, {wave['failed']} failed" in page
+    assert "What happened in wave 1" in page
+
+
+def test_verifications_and_what_is_remembered_have_pages(world: PlanWorld, opened: Opened) -> None:
+    site = opened(world.state)
+    assert "out never" in site.text(f"{PLAN}/verify")
+    assert "Nothing is remembered here" in site.text(f"{PLAN}/remembered")
+
+
+@pytest.fixture
+def counted(place: Path) -> PlanWorld:
+    world = count_words(place)
+    world.put("ship", "ship", "mate")
+    world.run()
+    return world
+
+
+def test_a_key_is_looked_up(counted: PlanWorld, opened: Opened) -> None:
+    site = opened(counted.folder)
+    assert "counts : 2 keys" in site.text("/plans/words-v1/state")
+    assert "mate 1" in site.text("/plans/words-v1/state", node="counts")
+    assert "ship 2 Sequence" in site.text("/plans/words-v1/state", node="counts", key="ship")
+    assert "has no state" in site.text("/plans/words-v1/state", node="counts", key="rat")
+    assert "not a keyed node" in site.text("/plans/words-v1/state", 404, node="other")
+
+
+def test_queues_are_shown_with_their_readers(counted: PlanWorld, opened: Opened) -> None:
+    queue = Queue("in", counted.folder)
+    queue.append([{"word": "rat"}])
+    site = opened(counted.folder)
+    text = site.text("/queues")
+    assert "in 4 1 4" in text
+    assert "1 behind" in text
+    one = site.text("/queues/in")
+    assert '{"word": "rat"}' in one
+    assert "4 messages kept, 1 to 4" in one
+
+
+def test_a_flow_is_shown_when_its_file_is_named(place: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "flow.py").write_text(
+        "from ferryman import Plan, Flow\n"
+        "from ferryman.sources import Queue, Files\n"
+        "from ferryman.destinations import Queue as Into\n"
+        "one = Plan('one'); one.source('files', Files('docs')).destination('to', Into('between', 'queues'))\n"
+        "two = Plan('two'); two.source('of', Queue('between', 'queues')).destination('on', Into('last', 'queues'))\n"
+        "both = Flow('both', [one, two])\n"
+    )
+    (place / "docs").mkdir()
+    monkeypatch.chdir(place)
+    site = opened(place, place / "flow.py")
+    assert "both : 2 plans" in site.text("/flows")
+    text = site.text("/flows/both")
+    assert "one writes" in text
+    assert "two reads it" in text
+    assert "between" in site.get("/flows/both/picture.svg").text
+    assert "one-v0 never ran" in site.text("/")
+
+
+def test_an_empty_folder_says_what_to_type(tmp_path: Path, opened: Opened) -> None:
+    text = opened(tmp_path).text("/")
+    assert "There is nothing to show yet" in text
+    assert "ferryman demo" in text
+
+
+def test_a_state_that_appears_later_is_found(place: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferryman.dashboard.places.FRESH_S", 0.0)
+    monkeypatch.setattr("ferryman.dashboard.plans.FRESH_S", 1e-9)
+    site = opened(place)
+    assert "nothing to show" in site.text("/")
+    world = PlanWorld(place).build()
+    world.put("a")
+    world.run()
+    assert "trial-v1" in site.text("/")
+
+
+def _keyed(place: Path) -> PlanWorld:
+    world = count_words(place)
+    world.put("ship", "mate")
+    return world
+
+
+def _plain(place: Path) -> PlanWorld:
+    world = PlanWorld(place).build()
+    world.put("a", "b")
+    return world
+
+
+@pytest.mark.parametrize("make", [_plain, _keyed])
+def test_a_recorded_plan_is_counted_as_the_real_one(make: Callable[[Path], PlanWorld], place: Path) -> None:
+    """A state is enough: no file of a user is run. Only how far a log goes on is not known without it."""
+    world = make(place)
+    world.run()
+    recorded = recorded_plan(world.root)
+    assert [(n.name, n.kind, n.after) for n in recorded.nodes] == [(n.name, n.kind, n.after) for n in world.plan.nodes]
+    real, found = world.status(), account.status(world.root, recorded)
+    for sources in (real["sources"], found["sources"]):
+        for numbers in sources.values():
+            numbers.pop("lag", None)
+    assert json.dumps(found, sort_keys=True) == json.dumps(real, sort_keys=True)
+
+
+def test_commands_name_the_plan_file_beside_the_state(place: Path, opened: Opened) -> None:
+    world = PlanWorld(place / "work").build()
+    world.put("a")
+    world.run()
+    (place / "work" / "plan.py").write_text('raise SystemExit("nobody runs this")\nplan = Plan("trial", version=1)\n')
+    text = opened(place).text(PLAN)
+    assert f"ferryman status {place}/work/plan.py --state {place}/work/state" in text

@@ -1,0 +1,242 @@
+"""Text of strangers in every cell, and states that are damaged, deleted, migrated or held while a page is open."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman.dashboard.app import PAGES
+from ferryman.dashboard.cells import ago, clean, clean_lines, code, when
+from ferryman.destinations.base import Delivery, Outcome
+from ferryman.engine.migration import migrate
+from ferryman.plan import Plan
+from ferryman.queues import Queue
+from ferryman.state.activity import Activity
+from tests.dashboard.conftest import Opened, fill
+from tests.support.plan_world import PlanWorld
+
+PLAN = "/plans/trial-v1"
+MARKUP = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>{{7*7}}"
+BIDI = "invoice\u202egnp.exe\u2066\u200b"
+CONTROL = "line\rbreak\x1b[31mred\x07"
+LONG = "0123456789" * 20
+IDS = [
+    MARKUP,
+    BIDI,
+    CONTROL,
+    LONG,
+    "ünïcödé 文書 🚢",
+    "a/../../etc/passwd",
+    "a b&c=d?f%20g+h",
+    "'; DROP TABLE ledger; --",
+]
+
+
+def _answer(delivery: Delivery) -> Outcome:
+    return Outcome.permanent(f"{delivery.id} {'<b>long</b> ' * 100_000} https://user:secret@host/x?key=hidden")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> PlanWorld:
+    """A state of a plan whose documents are named, and whose errors are worded, by an attacker."""
+    world = PlanWorld(tmp_path_factory.mktemp("hostile"))
+    world.build(answer=_answer)
+    world.put(*IDS)
+    world.run()
+    return world
+
+
+@pytest.mark.parametrize("path", [PLAN, "/", *(f"{PLAN}/{name}" for name in ("failures", "runs", "verify"))])
+def test_no_page_takes_what_strangers_wrote_for_markup(path: str, hostile: PlanWorld, opened: Opened) -> None:
+    parameters = {"status": "failed", "wave": "1"}
+    text = opened(hostile.state).get(path, params=parameters).text
+    _is_harmless(text)
+    assert len(text) < 400_000
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_each_document_is_found_by_its_link(id: str, hostile: PlanWorld, opened: Opened) -> None:
+    """Whatever its id is made of, the page of a document and the one of its retry are about it alone."""
+    site = opened(hostile.state)
+    response = site.get(f"{PLAN}/document", params={"id": id})
+    assert response.status_code == 200
+    _is_harmless(response.text)
+    response = site.get(f"{PLAN}/confirm", params={"verb": "retry", "document": id})
+    assert response.status_code == 200
+    _is_harmless(response.text)
+    assert "1 delivery" in response.text
+
+
+def _is_harmless(text: str) -> None:
+    assert "<script>alert" not in text
+    assert "<img src=x" not in text
+    assert "<b>long" not in text
+    assert "secret@host" not in text
+    assert "key=hidden" not in text
+    assert "49" not in text.partition("{{7*7}}")[0][-2:]
+    for sign in "\u202e\u2066\u200b\x1b\x07":
+        assert sign not in text
+
+
+@pytest.mark.parametrize("id", ["\udc80", "x" * 10_000, "\x00", MARKUP + "?"])
+def test_an_id_that_nobody_has_is_not_there(id: str, hostile: PlanWorld, opened: Opened) -> None:
+    text = opened(hostile.state).get(f"{PLAN}/document?id=" + _quoted(id)).text
+    assert "There is no such document" in text
+    _is_harmless(text)
+
+
+def _quoted(text: str) -> str:
+    from urllib.parse import quote
+
+    return quote(text, errors="surrogateescape")
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["page=-1", "page=0", "page=99999999999999999999", "page=²", "wave=x", "status=nonsense", "status=%00", "page[]=1"],
+)
+def test_no_parameter_is_an_error_of_ours(query: str, world: PlanWorld, opened: Opened) -> None:
+    for path in ("failures", "runs", "document", "confirm", "outcome", "state"):
+        response = opened(world.state).get(f"{PLAN}/{path}?{query}")
+        assert response.status_code in (200, 400, 404), response.text
+
+
+def test_messages_of_a_queue_are_text(tmp_path: Path, opened: Opened) -> None:
+    Queue("q", tmp_path).append([{"text": MARKUP, "long": "y" * 100_000, "turned": BIDI}])
+    text = opened(tmp_path).get("/queues/q").text
+    _is_harmless(text)
+    assert len(text) < 20_000
+
+
+def test_cells_are_short_and_harmless() -> None:
+    assert clean("https://user:p@ss/word@host/x?token=1 end").startswith("https://")
+    assert "token" not in clean("see https://host/x?token=1 for more")
+    assert "p@ss" not in clean("postgresql://u:p@ss@host/db")
+    assert len(clean("x" * 1_000_000)) < 700
+    assert clean("a\nb\u202ec") == "a b\\u202ec"
+    assert clean("\udcff") == "?"
+    assert clean_lines("a\n<b>\r") == "a\n<b>"
+    assert code("<b>") == "<bdi>&lt;b&gt;</bdi>"
+    assert "1 000 000 characters" in code("x" * 1_000_000)
+    assert ago(-200) == "3 min ago"
+    assert ago(7200) == "in 2 h"
+    assert when("no time") == ""
+    assert when(float("nan")) == ""
+    assert "UTC" in when("2026-01-31T12:00:00+01:00")
+
+
+def test_a_long_text_without_urls_costs_little() -> None:
+    """The search for URLs is linear: a million letters before no colon are one pass."""
+    assert clean("a" * 1_000_000 + ":").endswith(":")
+
+
+# --- states in trouble ---
+
+
+def _every_page(site: Any, codes: tuple[int, ...]) -> list[str]:
+    texts = []
+    for path in PAGES:
+        if path.startswith("/plans/{plan}"):
+            parameters = {"id": "a", "verb": "retry", "status": "failed", "message": "x"}
+            response = site.get(path.replace("{plan}", "trial-v1"), params=parameters)
+            assert response.status_code in codes, (path, response.text)
+            assert "Traceback" not in response.text
+            assert "File &#34;" not in response.text
+            texts.append(response.text)
+    return texts
+
+
+def test_damage_is_named(own_world: PlanWorld, opened: Opened) -> None:
+    """On each page that needs the damaged file, and in the list of plans; never as a trace."""
+    [entry, *_] = sorted((own_world.root / "ledger" / "_delta_log").glob("*.json"))
+    entry.write_bytes(entry.read_bytes()[:-20])
+    site = opened(own_world.state)
+    assert "trial-v1 damaged" in site.text("/")
+    texts = _every_page(site, (200, 500))
+    assert any("_delta_log" in text for text in texts)
+
+
+@pytest.mark.parametrize("name", ["state.json", "plan.json"])
+def test_a_damaged_record_is_named(name: str, own_world: PlanWorld, opened: Opened) -> None:
+    (own_world.root / name).write_bytes(b"{")
+    site = opened(own_world.state)
+    assert "damaged" in site.text("/")
+    assert any(name in text for text in _every_page(site, (200, 500)))
+
+
+def test_damaged_data_is_named(own_world: PlanWorld, opened: Opened) -> None:
+    for file in (own_world.root / "ledger").glob("*.parquet"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2 : len(content) // 2 + 400] = b"\xff" * 400
+        file.write_bytes(content)
+    _every_page(opened(own_world.state), (200, 404, 500))
+
+
+def test_a_state_is_deleted_while_a_page_is_open(own_world: PlanWorld, opened: Opened) -> None:
+    site = opened(own_world.state, allow_actions=True)
+    assert site.get(PLAN).status_code == 200
+    page = site.get(f"{PLAN}/confirm?verb=retry").text
+    csrf = page.split('name="csrf" value="')[1].split('"')[0]
+    shutil.rmtree(own_world.root)
+    _every_page(site, (404, 400))
+    assert "there is no state" in site.text(PLAN, 404)
+    assert site.post(f"{PLAN}/confirm", data={"csrf": csrf, "verb": "retry"}).status_code in (400, 404)
+    assert not own_world.root.exists()
+
+
+def test_a_state_is_replaced_while_a_page_is_open(own_world: PlanWorld, opened: Opened, tmp_path: Path) -> None:
+    site = opened(own_world.state)
+    assert "8 documents" in site.text(PLAN)
+    shutil.rmtree(own_world.root)
+    other = PlanWorld(own_world.folder).build()
+    other.put("z")
+    other.run()
+    assert "1 document" in site.text(PLAN)
+
+
+def test_a_state_that_a_run_holds_is_read(own_world: PlanWorld, opened: Opened) -> None:
+    state = own_world.take()
+    try:
+        state.note_activity(Activity(wave=7, phase="deliver", since=1.0, done=3, expected=9, delivered=2))
+        text = opened(own_world.state).text(PLAN)
+    finally:
+        state.release()
+    assert "Wave 7: deliver" in text
+    assert "3 of 9 done" in text
+    assert "2 delivered" in text
+
+
+def test_a_migrated_state_says_so_and_takes_no_command(place: Path, opened: Opened) -> None:
+    world = fill(place)
+    newer = Plan("trial", version=2)
+    newer.source("docs", _memory(world)).destination("out", world.out())
+    newer.freeze()
+    migrate(world.root_of(newer), newer, 1)
+    site = opened(world.state, allow_actions=True)
+    assert "trial-v1 replaced by a newer version" in site.text("/")
+    assert "taken over" in site.text(PLAN)
+    done = site.fill_in(f"{PLAN}/confirm", f"{PLAN}/confirm?verb=retry", verb="retry", status="failed")
+    assert done.status_code == 500
+    assert "version 2 of this plan continues" in done.text
+
+
+def _memory(world: PlanWorld) -> Any:
+    from ferryman.sources import Memory
+
+    return Memory(world.documents, max_deleted=1.0)
+
+
+def test_one_bad_state_hides_no_other(place: Path, opened: Opened) -> None:
+    good = PlanWorld(place / "good").build()
+    good.put("a")
+    good.run()
+    bad = place / "bad" / "broken-v1"
+    bad.mkdir(parents=True)
+    (bad / "state.json").write_text(json.dumps({"plan": "broken"}))
+    text = opened(place).text("/")
+    assert "trial-v1 all arrived" in text
+    assert "broken-v1" in text

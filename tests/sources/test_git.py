@@ -1,0 +1,347 @@
+"""``Git``: real repositories, over HTTP and from a folder, become listings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.git_server import GitRepository, GitServer
+
+from ferryman.errors import BadDocument, Misconfigured, TransientError, Unavailable, UsageError
+from ferryman.sources import Bookmark, Complete, Fetched, Git, Listed, Note, Source, Unchanged
+from ferryman.testing.sources import SourceSuite
+
+pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> GitRepository:
+    made = GitRepository(tmp_path / "served" / "handbook.git")
+    made.put("README.md", "# Read me")
+    made.put("docs/a.md", "About ferries")
+    made.put("docs/b.txt", "About rivers")
+    made.commit()
+    return made
+
+
+@pytest.fixture
+def server(repository: GitRepository) -> Iterator[GitServer]:
+    with GitServer(repository.path.parent) as served:
+        yield served
+
+
+class Scans:
+    """Scans of a repository, each with the memory of the one before."""
+
+    def __init__(self, url: str | Path, cache: Path, **options: Any) -> None:
+        self.url, self.options = url, {"cache": cache, **options}
+        self.marks: dict[str, Any] = {}
+
+    def source(self, **options: Any) -> Git:
+        return Git(self.url, **{**self.options, **options})
+
+    def scan(self, **options: Any) -> list[str]:
+        source = self.source(**options)
+        [partition] = source.partitions_after(self.marks)
+        found = list(source.listing(partition))
+        self.listed = {entry.id: entry for entry in found if isinstance(entry, Listed)}
+        self.notes = [entry.text for entry in found if isinstance(entry, Note)]
+        self.is_complete = any(isinstance(entry, Complete) for entry in found)
+        self.marks |= {entry.partition: entry.value for entry in found if isinstance(entry, Bookmark)}
+        return list(self.listed)
+
+    def read(self, id: str, **options: Any) -> Any:
+        found = self.source(**options).read(self.listed[id])
+        assert isinstance(found, Fetched)
+        return found.document
+
+
+def test_the_tree_of_a_branch(server: GitServer, tmp_path: Path) -> None:
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
+    assert scans.scan() == ["README.md", "docs/a.md", "docs/b.txt"]
+    assert scans.is_complete
+    doc = scans.read("docs/a.md")
+    assert (doc.raw, doc.fields) == (
+        b"About ferries",
+        {
+            "url": server.url("handbook#docs/a.md"),
+            "name": "a.md",
+            "path": "docs/a.md",
+            "size": 13,
+            "mime": "text/markdown",
+        },
+    )
+    assert [entry.size for entry in scans.listed.values()] == [9, 13, 12]
+
+
+def test_the_same_commit_and_options_list_nothing(server: GitServer, repository: GitRepository, tmp_path: Path) -> None:
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache", include="**/*.md")
+    assert scans.scan() == ["README.md", "docs/a.md"]
+    server.requests.clear()
+    assert (scans.scan(), scans.is_complete) == ([], False)
+    assert len(server.requests) <= 2, "only the ref was asked for"
+    assert scans.scan(include="**/*.txt") == ["docs/b.txt"], "another option lists all"
+    fingerprints = {id: entry.fingerprint for id, entry in scans.listed.items()}
+    repository.put("docs/a.md", "About ferries on ropes")
+    repository.commit()
+    assert scans.scan(include="**/*.txt") == ["docs/b.txt"]
+    assert {id: entry.fingerprint for id, entry in scans.listed.items()} == fingerprints
+    assert scans.source(include="**/*.txt").read(scans.listed["docs/b.txt"]._replace(
+        known=fingerprints["docs/b.txt"]
+    )) == Unchanged()  # fmt: skip
+
+
+def test_blobs_are_fetched_at_once(server: GitServer, repository: GitRepository, tmp_path: Path) -> None:
+    for n in range(300):
+        repository.put(f"many/{n}.txt", f"File {n}")
+    repository.commit()
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
+    assert len(scans.scan()) == 303
+    asked = len(server.requests)
+    assert asked < 12
+    source = scans.source()
+    for entry in scans.listed.values():
+        source.read(entry)
+    assert len(server.requests) == asked, "no blob was asked for by itself"
+    repository.put("many/7.txt", "Changed")
+    repository.commit()
+    scans.scan()
+    assert len(server.requests) < asked + 10
+
+
+def test_another_machine_fetches_what_it_lacks(server: GitServer, tmp_path: Path) -> None:
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
+    scans.scan()
+    assert scans.read("docs/a.md", cache=tmp_path / "elsewhere").raw == b"About ferries"
+
+
+def test_a_force_push_and_a_file_that_went(server: GitServer, repository: GitRepository, tmp_path: Path) -> None:
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
+    scans.scan()
+    repository.git("checkout", "--quiet", "--orphan", "other")
+    repository.git("rm", "--quiet", "-r", "--force", ".")
+    repository.put("docs/a.md", "Another history")
+    repository.commit()
+    repository.git("branch", "--force", "main", "other")
+    repository.git("reflog", "expire", "--expire=now", "--all")
+    repository.git("gc", "--quiet", "--prune=now")
+    assert (scans.scan(), scans.is_complete) == (["docs/a.md"], True)
+    assert scans.read("docs/a.md").raw == b"Another history"
+
+
+def test_a_commit_that_the_server_no_longer_has(server: GitServer, repository: GitRepository, tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="commit is not there any more"):
+        Scans(server.url("handbook.git"), tmp_path / "cache", ref="1" * 40).scan()
+
+
+def test_a_renamed_branch_deletes_nothing(server: GitServer, repository: GitRepository, tmp_path: Path) -> None:
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
+    scans.scan()
+    repository.git("branch", "--move", "main", "trunk")
+    with pytest.raises(Misconfigured, match=r"no branch or tag 'main'\. It has trunk; its default is 'trunk'"):
+        scans.scan()
+
+
+@pytest.mark.parametrize("ref", ["HEAD", "refs/heads/main", "v1", "v2", "commit", "feature/x"])
+def test_refs(server: GitServer, repository: GitRepository, tmp_path: Path, ref: str) -> None:
+    commit = repository.git("rev-parse", "HEAD")
+    repository.git("tag", "v1")
+    repository.git("tag", "--annotate", "--message=2", "v2")
+    repository.git("branch", "feature/x")
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache", ref=commit if ref == "commit" else ref)
+    assert len(scans.scan()) == 3
+    assert scans.marks[""]["commit"] == commit
+
+
+def test_two_refs_of_one_repository(server: GitServer, repository: GitRepository, tmp_path: Path) -> None:
+    repository.git("checkout", "--quiet", "-b", "next")
+    repository.put("docs/a.md", "The next version")
+    repository.commit()
+    one = Scans(server.url("handbook.git"), tmp_path / "cache", prefix="main/")
+    two = Scans(server.url("handbook.git"), tmp_path / "cache", ref="next", prefix="next/")
+    assert one.scan() == two.scan()
+    assert (one.read("docs/a.md").raw, two.read("docs/a.md").raw) == (b"About ferries", b"The next version")
+    assert len(list((tmp_path / "cache").glob("*.git"))) == 1
+
+
+def test_submodules_links_lfs_and_odd_names(repository: GitRepository, tmp_path: Path) -> None:
+    other = GitRepository(tmp_path / "other")
+    other.put("x", "x")
+    other.commit()
+    repository.git("-c", "protocol.file.allow=always", "submodule", "add", "--quiet", str(other.path), "vendor/other")
+    (repository.path / "link.md").symlink_to("README.md")
+    repository.put("big.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    repository.put(b"latin-\xe9.txt", "Latin")
+    repository.put("a b#%\n.txt", "odd")
+    repository.commit()
+    scans = Scans(repository.path, tmp_path / "cache")
+    assert set(scans.scan()) == {
+        ".gitmodules", "README.md", "a b%23%25%0A.txt", "big.bin", "docs/a.md", "docs/b.txt", "latin-%E9.txt",
+    }  # fmt: skip
+    assert any("1 submodules are not read, such as vendor/other" in note for note in scans.notes)
+    assert scans.read("latin-%E9.txt").raw == b"Latin"
+    assert scans.read("a b%23%25%0A.txt").raw == b"odd"
+    with pytest.raises(BadDocument, match="Git LFS"):
+        scans.read("big.bin")
+
+
+def test_a_large_file_is_refused(repository: GitRepository, tmp_path: Path) -> None:
+    scans = Scans(repository.path, tmp_path / "cache", max_bytes=10)
+    scans.scan()
+    assert [id for id, entry in scans.listed.items() if entry.refused] == ["docs/a.md", "docs/b.txt"]
+
+
+def test_dates_and_authors(server: GitServer, repository: GitRepository, tmp_path: Path) -> None:
+    repository.put("docs/b.txt", "Changed")
+    repository.commit(GIT_COMMITTER_DATE="2025-01-02T03:04:05Z", GIT_AUTHOR_NAME="Bob Éluard")
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache", dates=True)
+    scans.scan(dates=False)
+    scans.scan()
+    for id, when, who in (
+        ("docs/a.md", "2024-05-01T10:00:00Z", "Ann Miller"),
+        ("docs/b.txt", "2025-01-02T03:04:05Z", "Bob Éluard"),
+    ):
+        doc = scans.read(id)
+        assert (doc["modified"], doc["author"]) == (when, who)
+
+
+def test_a_tree_without_files_deletes_nothing(server: GitServer, repository: GitRepository, tmp_path: Path) -> None:
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
+    scans.scan()
+    repository.git("rm", "--quiet", "-r", ".")
+    repository.commit()
+    with pytest.raises(TransientError, match="where 3 were known"):
+        scans.scan()
+
+
+def test_a_repository_that_is_away_and_back(repository: GitRepository, tmp_path: Path) -> None:
+    with GitServer(repository.path.parent) as served:
+        scans = Scans(served.url("handbook.git"), tmp_path / "cache")
+        scans.scan()
+    with pytest.raises(Unavailable, match="failed"):
+        scans.scan()
+    gone = Scans(tmp_path / "nowhere", tmp_path / "cache")
+    with pytest.raises(Misconfigured, match="Correct the address"):
+        gone.scan()
+
+
+def test_a_token_is_seen_by_the_host_only(
+    server: GitServer, repository: GitRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "s3cret-token")
+    server.token = "s3cret-token"
+    url = f"http://git:${{TOKEN}}@{server.host}/handbook.git"
+    seen: list[list[str]] = []
+    monkeypatch.setattr("ferryman.sources.git.subprocess.run", _noting(seen))
+    for scans in (
+        Scans(url, tmp_path / "one"),
+        Scans(server.url("handbook.git"), tmp_path / "two", auth=("git", "${TOKEN}")),
+    ):
+        assert len(scans.scan()) == 3
+        assert scans.read("docs/a.md").raw == b"About ferries"
+        assert scans.source().max_deleted == 0.1
+        assert "TOKEN" not in f"{scans.source()!r} {scans.source().place()}"
+        assert "s3cret" not in repr(scans.marks)
+    assert "s3cret" not in repr(seen)
+    assert seen
+    for path in tmp_path.rglob("config"):
+        assert "s3cret" not in path.read_text()
+    server.token = "another"
+    with pytest.raises(Misconfigured, match="login") as e:
+        Scans(url, tmp_path / "three").scan()
+    assert "s3cret" not in str(e.value)
+    monkeypatch.delenv("TOKEN")
+    with pytest.raises(Misconfigured, match="TOKEN"):
+        scans.source().check()
+
+
+def _noting(seen: list[list[str]]) -> Any:
+    import subprocess
+
+    run = subprocess.run
+
+    def noting(command: list[str], **options: Any) -> Any:
+        seen.append(command)
+        return run(command, **options)
+
+    return noting
+
+
+def test_a_token_is_not_sent_after_a_redirect(
+    server: GitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "s3cret-token")
+    with GitServer(tmp_path) as first:
+        first.redirect = f"http://{server.host}"
+        with pytest.raises((Misconfigured, Unavailable)):
+            Scans(first.url("handbook.git"), tmp_path / "cache", auth=("git", "${TOKEN}")).scan()
+        assert all("authorization" not in headers for _, headers in server.requests)
+        assert len(Scans(first.url("handbook.git"), tmp_path / "cache2").scan()) == 3, "without a token it is followed"
+
+
+def test_two_processes_clone_at_once(server: GitServer, tmp_path: Path) -> None:
+    pids = []
+    for _ in range(3):
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                code = 0 if len(Scans(server.url("handbook.git"), tmp_path / "cache").scan()) == 3 else 2
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("url", ["", "-upload-pack=x", "ext::sh -c x", "ftp://h/r", "https://u:p/w@h/r"])
+def test_addresses_that_cannot_be_meant(url: str) -> None:
+    with pytest.raises(UsageError):
+        Git(url)
+
+
+@pytest.mark.parametrize("ref", ["", "-x", "a..b", "a b", "a:b"])
+def test_refs_that_cannot_be_meant(ref: str) -> None:
+    with pytest.raises(UsageError, match="ref="):
+        Git("https://example.org/r", ref)
+
+
+@pytest.mark.parametrize(
+    ("url", "link"),
+    [
+        ("https://github.com/o/r.git", "https://github.com/o/r/blob/main/a%20b.md"),
+        ("https://user:t@gitlab.com/o/r", "https://gitlab.com/o/r/-/blob/main/a%20b.md"),
+        ("git@example.org:o/r.git", "https://example.org/o/r#a%20b.md"),
+    ],
+)
+def test_links(url: str, link: str) -> None:
+    assert Git(url).link_to("a b.md") == link
+
+
+class TestGit(SourceSuite):
+    """The promises of the port."""
+
+    def source(self, folder: Path) -> Source:
+        self.repository = GitRepository(folder / "r")
+        for name in "abc":
+            self.repository.put(name, name)
+        self.repository.commit()
+        return Git(self.repository.path, cache=folder / "cache")
+
+    def change(self, source: Source, id: str) -> None:
+        self.repository.put(id, "changed")
+        self.repository.commit()
+
+    def remove(self, source: Source, id: str) -> None:
+        self.repository.git("rm", "--quiet", id)
+        self.repository.commit()
+
+    def test_a_removed_document_is_not_listed(self, tmp_path: Path) -> None:
+        """What a commit has can be read for as long as the clone is there, so only the listing is looked at."""
+        source = self.source(tmp_path)
+        before = [entry.id for entry in self._scan(source)]
+        self.remove(source, before[0])
+        assert [entry.id for entry in self._scan(source)] == before[1:]
