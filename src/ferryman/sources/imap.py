@@ -168,7 +168,7 @@ class Imap(Source):
         if not self.may_be_empty:
             raise_if_empty(repr(self), scan.folders, known)
         yield from list_mails(scan.folders, "validity", self.max_bytes)
-        yield from changed_bookmarks(partition, scan.folders)
+        yield from changed_bookmarks(partition, known, scan.folders)
         if scan.failures:
             raise TransientError(f"{self!r}: {'; '.join(scan.failures.values())}")
 

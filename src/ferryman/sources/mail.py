@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -76,17 +77,28 @@ def load_folders(bookmarks: Mapping[str, Any]) -> dict[str, MailFolder]:
     return folders
 
 
-def changed_bookmarks(bookmarks: Mapping[str, Any], folders: Mapping[str, MailFolder]) -> Iterator[Bookmark]:
-    """Yield the bookmarks of these folders that differ from what they were, and forget the others."""
+def changed_bookmarks(
+    bookmarks: Mapping[str, Any], known: Mapping[str, MailFolder], folders: Mapping[str, MailFolder]
+) -> Iterator[Bookmark]:
+    """Yield the bookmarks of these folders that differ from what they were, and forget the others.
+
+    Args:
+        known: the folders that the bookmarks have.
+    """
     current: dict[str, Any] = {}
+    same: set[str] = set()
     for name, folder in folders.items():
+        before = known.get(name)
+        if before is not None and before.state == folder.state and before.mails == folder.mails:
+            same |= {f"/{name}", *(_share_key(number, name) for number in range(bookmarks[f"/{name}"]["shares"]))}
+            continue
         count = 1 << max(0, len(folder.mails) // _SHARE_MAILS).bit_length()
         shares: list[dict[str, Any]] = [{} for _ in range(count)]
         for mail_name, mail in folder.mails.items():
             shares[crc32(mail_name.encode("utf-8", "surrogateescape")) % count][mail_name] = msgspec.to_builtins(mail)
         current[f"/{name}"] = {"state": folder.state, "shares": count}
         current |= {_share_key(number, name): share for number, share in enumerate(shares)}
-    for key in bookmarks.keys() | current.keys():
+    for key in (bookmarks.keys() | current.keys()) - same:
         if current.get(key) != bookmarks.get(key):
             yield Bookmark(key, current.get(key))
 
@@ -125,7 +137,12 @@ def list_mails(folders: Mapping[str, MailFolder], where: str, max_bytes: int) ->
 
 def _fingerprint(size: int, folders: Iterable[str]) -> str:
     """Return the fingerprint of a mail: a mail does not change, but where it lies does."""
-    return f"{size}-{blake2b('/'.join(sorted(folders)).encode(), digest_size=8).hexdigest()}"
+    return f"{size}-{_hash_of(tuple(folders))}"
+
+
+@lru_cache(maxsize=1024)
+def _hash_of(folders: tuple[str, ...]) -> str:
+    return blake2b("\n".join(folders).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 def unless_known(listed: Listed) -> Unchanged | None:

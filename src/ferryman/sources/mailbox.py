@@ -138,7 +138,7 @@ class Mailbox(Source):
         elif not self.may_be_empty:
             raise_if_empty(repr(self), folders, known)
         yield from list_mails(folders, "path", self.max_bytes)
-        yield from changed_bookmarks(partition, folders)
+        yield from changed_bookmarks(partition, known, folders)
         if failures:
             raise TransientError(f"{self!r}: {'; '.join(failures)}")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ferryman.errors import TransientError
-from ferryman.sources import Mailbox
+from ferryman.sources import Imap, Mailbox
+from tests.servers.dovecot import PASSWORD
 from tests.support.mails import mail, mbox
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 
@@ -88,3 +90,30 @@ def test_a_killed_run_goes_on(trial: PlanWorld, place: Path, wave: int, phase: s
         trial.run(observer=Until(wave, phase), wave_bytes=len(mail(1)) + 100)
     assert trial.run().exit == 0
     assert arrived(trial) == dict.fromkeys("1234", 1)
+
+
+@pytest.mark.server
+def test_a_server_that_is_away_and_back(
+    server: Callable[[str], Any], trial: PlanWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imapclient = pytest.importorskip("imapclient")
+    dovecot = server("dovecot")
+    monkeypatch.setenv("IMAP_PASSWORD", PASSWORD)
+
+    def put(*numbers: int) -> None:
+        with imapclient.IMAPClient("127.0.0.1", dovecot.port, ssl=False) as client:
+            client.login("runs", PASSWORD)
+            for each in numbers:
+                client.append("INBOX", mail(each))
+
+    put(1, 2)
+    trial.build(source=Imap("127.0.0.1", user="runs", security="none", port=dovecot.port))
+    assert trial.run().exit == 0
+    dovecot.kill()
+    run = trial.run(wait=0)
+    dovecot.start()
+    assert run.exit == 4
+    assert any("does not answer" in message for message in run.messages)
+    put(3)
+    assert trial.run().exit == 0
+    assert arrived(trial) == dict.fromkeys("123", 1)
