@@ -464,6 +464,24 @@ def test_a_wrong_password_is_said_and_not_shown(
     assert PASSWORD not in caplog.text
 
 
+def test_a_password_of_other_letters(ann: Account, monkeypatch: pytest.MonkeyPatch, proxy: ImapProxy) -> None:
+    monkeypatch.setenv("IMAP_PASSWORD", 'pässw0rd "\\ {3}')
+    with pytest.raises(Misconfigured, match="refuses the login of") as raised:
+        ann.source(port=proxy.port).check()
+    assert "pässw0rd" not in str(raised.value)
+    assert any(command.startswith("AUTHENTICATE PLAIN") for command in proxy.commands)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"NO [UNAVAILABLE] Temporary authentication failure.", b"NO [LIMIT] Too many connections"]
+)
+def test_a_login_that_is_not_taken_now(ann: Account, proxy: ImapProxy, answer: bytes) -> None:
+    """It says nothing about the password: the source is listed again later."""
+    proxy.answer = lambda line: re.sub(rb"OK .*Logged in", answer, line)
+    with pytest.raises(Unavailable, match="does not take the login now"):
+        ann.source(port=proxy.port).check()
+
+
 def test_a_token(ann: Account, proxy: ImapProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dovecot does not take tokens here: it is asked in the right way, and its answer is said without the token."""
     monkeypatch.setenv("TOKEN", "t0ken-secret")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from email import message_from_bytes
+from email.message import EmailMessage
+from email.policy import default
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.mails import LINE, Scanned, mail, mbox
 
-from ferryman import limits
+from ferryman import limits, steps
 from ferryman.errors import TransientError, UsageError
 from ferryman.net.mailboxes import split_mailbox
 from ferryman.sources import Mailbox, Source, Unchanged
@@ -347,6 +350,25 @@ def test_hostile_mails(tmp_path: Path) -> None:
     assert {doc.raw for doc in found.documents()} == {*odd.values(), mail("undecodable")}
     assert all(len(id) < 250 for id in found.ids())
     assert Scanned(Mailbox(path), found).fingerprints() == found.fingerprints()
+
+
+def test_nested_forwards(tmp_path: Path) -> None:
+    """A mail in a mail is part of the outer one, whose id it does not change; ``extract_text`` reads what is in it."""
+    inner = message_from_bytes(mail(0, "The innermost.\n\nFrom ann Mon May  6 10:00:00 2024\nX: y\n"), policy=default)
+    for number in (1, 2):
+        outer = EmailMessage()
+        outer["Message-ID"], outer["Subject"] = f"<{number}@example.org>", "Fwd"
+        outer.set_content(f"Forward {number}")
+        outer.add_attachment(inner)
+        inner = outer
+    path = tmp_path / "m.mbox"
+    path.write_bytes(mbox(inner.as_bytes(), mail(3)))
+    first, second = Scanned(Mailbox(path)).documents()
+    assert (first["message_id"], second["message_id"]) == ("2@example.org", "3@example.org")
+    assert first.raw == inner.as_bytes() + b"\n"
+    out = steps.extract_text()(first)
+    texts = [doc.text() for doc in out] if isinstance(out, list) else []
+    assert [text.split("\n")[0] for text in texts] == ["Forward 2", "Forward 1", "The innermost."]
 
 
 @pytest.mark.parametrize("content", [None, b"no mailbox\n"])

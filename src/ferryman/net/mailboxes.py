@@ -70,9 +70,7 @@ def split_mailbox(
         window += block
         is_last = not block
         certain = len(window) if is_last else len(window) - _LINE_BYTES
-        for match in MAILBOX_LINE.finditer(window, searched):
-            if match.start() >= certain:
-                break
+        for match in _find_lines(window, searched, certain):
             if begun is not None:
                 yield MailSpan(begun, at + match.start())
             begun = at + match.end()
@@ -83,6 +81,17 @@ def split_mailbox(
         window, at = window[keep:], at + keep
     if begun is not None:
         yield MailSpan(begun, at + len(window))
+
+
+def _find_lines(window: bytes, start: int, end: int) -> Iterator[re.Match[bytes]]:
+    """Yield the matches of ``MAILBOX_LINE`` that begin in a part of a window: what begins like one is found faster."""
+    if start == 0 and end > 0 and (match := MAILBOX_LINE.match(window)):
+        yield match
+    at = window.find(b"\nFrom ", max(start - 1, 0))
+    while 0 <= at < end - 1:
+        if match := MAILBOX_LINE.match(window, at + 1):
+            yield match
+        at = window.find(b"\nFrom ", at + 1)
 
 
 def unquote_lines(message: bytes) -> bytes:

@@ -224,6 +224,8 @@ class ServerAddress(NamedTuple):
             client._imap.debug = 0  # it would log what is sent
             if self.security == "starttls":
                 client.starttls(context)
+        except ssl.SSLEOFError as e:
+            raise Unavailable(f"{self.shown} ends the connection: {plain_text(e)}") from e
         except ssl.SSLError as e:
             raise Misconfigured(f"{self.shown}: {plain_text(e)}. Is it the right host, and its certificate?") from e
         except (OSError, imaplib.IMAP4.error) as e:
@@ -231,8 +233,10 @@ class ServerAddress(NamedTuple):
         try:
             if self.token:
                 client.oauth2_login(user, secret)
-            else:
+            elif user.isascii() and secret.isascii():
                 client.login(user, secret)
+            else:
+                client.plain_login(user, secret)
         except imaplib.IMAP4.error as e:
             said = plain_text(e).replace(secret, "…")
             if isinstance(e, imaplib.IMAP4.abort) or any(sign in said.upper() for sign in _UNAVAILABLE):
