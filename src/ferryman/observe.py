@@ -121,6 +121,9 @@ class Observer(Protocol):
     def live(self, documents: int) -> None:
         """Report how many documents of the phase are done."""
 
+    def live_bytes(self, done: int, total: int) -> None:
+        """Report how many bytes were read of the large files that are being listed; ``live`` follows."""
+
     def error(self, document: str, text: str, trace: str) -> None:
         """Report that a document failed. ``trace``: the traceback; "" if there is none."""
 
@@ -160,6 +163,7 @@ class Silent:
     def expects(self, documents: int) -> None: ...
     def outcome(self, text: str) -> None: ...
     def live(self, documents: int) -> None: ...
+    def live_bytes(self, done: int, total: int) -> None: ...
     def error(self, document: str, text: str, trace: str) -> None: ...
     def staged(self, documents: int) -> None: ...
     def sent(self, chunks: Sequence[Chunk]) -> None: ...
@@ -198,6 +202,10 @@ class Forwarding:
     def live(self, documents: int) -> None:
         for each in self._observers:
             each.live(documents)
+
+    def live_bytes(self, done: int, total: int) -> None:
+        for each in self._observers:
+            each.live_bytes(done, total)
 
     def error(self, document: str, text: str, trace: str) -> None:
         for each in self._observers:
@@ -328,6 +336,9 @@ class PhaseTracker:
 
     def outcome(self, text: str) -> None:
         self._outcome = text
+
+    def live_bytes(self, done: int, total: int) -> None:
+        self.pace.bytes_read = (done, total)
 
     def live(self, documents: int) -> None:
         self.pace.live(documents)
@@ -709,11 +720,13 @@ class Pace:
     Attributes:
         done: documents of the phase that are done.
         expected: documents that the phase has; 0: unknown.
+        bytes_read: bytes that were read of the large files that are being listed, and their size.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.done = self.expected = 0
+        self.bytes_read = (0, 0)
         self._name = ""
         self._began = clock()
         self._planned = 0
@@ -731,7 +744,7 @@ class Pace:
         if self._name == "transform":
             self._read_before += self.expected
         self._name, self._began = name, self._clock()
-        self.done = self.expected = 0
+        self.done, self.expected, self.bytes_read = 0, 0, (0, 0)
         if name == "transform" and self._first_began is None:
             self._first_began = self._began
 
@@ -749,8 +762,9 @@ class Pace:
         read = self._read_before + (self.done if self._name == "transform" else 0)
         if self._first_began is not None and now - self._first_began >= _ESTIMATE_AFTER_S and 0 < read < self._planned:
             return (now - self._first_began) / read * (self._planned - read)
-        if now - self._began >= _ESTIMATE_AFTER_S and 0 < self.done < self.expected:
-            return (now - self._began) / self.done * (self.expected - self.done)
+        for done, total in ((self.done, self.expected), self.bytes_read):
+            if now - self._began >= _ESTIMATE_AFTER_S and 0 < done < total:
+                return (now - self._began) / done * (total - done)
         return None
 
     def describe(self) -> str:
@@ -761,7 +775,9 @@ class Pace:
         total = f" of {format_count(self.expected)}" if self.expected >= self.done else ""
         rate = f", {format_count(round(self.done / took_s))}/s" if took_s > 0 else ""
         left_s = self.left_s()
-        return f"{format_count(self.done)}{total}{rate}" + (
+        read, size = self.bytes_read
+        share = f", {100 * read // size} % of {format_size(size)} read" if size else ""
+        return f"{format_count(self.done)}{total}{rate}{share}" + (
             f", about {duration(left_s)} left" if left_s is not None else ""
         )
 

@@ -115,7 +115,7 @@ def test_a_missing_extra_is_found_by_plan_check(
     def find_spec(name: str, *rest: Any) -> Any:
         return None if name == module else there(name, *rest)
 
-    for package in ("sources.bucket", "intake.source"):
+    for package in ("net.drives", "intake.source"):
         monkeypatch.setattr(f"ferryman.{package}.find_spec", find_spec)
     plan = Plan("extras")
     plan.source("there", source).destination("out", Null())

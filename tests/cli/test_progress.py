@@ -91,6 +91,19 @@ def test_a_long_phase_says_now_and_then_how_far_it_is() -> None:
     assert stream.getvalue() == "wave 1: transform: 400 of 1 000, 10/s, about 6 min left\n"
 
 
+def test_a_large_file_says_its_share() -> None:
+    clock = Clock(0.0)
+    pace = Pace(clock)
+    pace.phase("scan")
+    clock.now = 30.0
+    pace.bytes_read = (3 << 30, 4 << 30)
+    pace.live(90_000)
+    assert pace.describe() == "90 000, 3 000/s, 75 % of 4.0 GiB read, about 10 s left"
+    pace.phase("transform")
+    pace.live(10)
+    assert "read" not in pace.describe()
+
+
 def test_the_estimate_counts_the_waves_before() -> None:
     """All that a document goes through takes time, not only the steps."""
     clock = Clock(0.0)

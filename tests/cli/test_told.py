@@ -71,6 +71,7 @@ def test_retry_says_what_comes_of_it(
         "document": "a.txt",
         "destination": "index",
         "source": "files",
+        "reason": None,
         "force": True,
         "forget": False,
         "dirty": False,

@@ -81,11 +81,14 @@ def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.Captur
         "take_over": False,
         "wait": 120.0,
         "every": 30.0,
+        "watch": False,
         "allow_deletes": True,
         "accept_changes": True,
         "from_version": 1,
         "reset_state": ("counts",),
         "notify": [],
+        "metrics": None,
+        "openlineage": None,
         "verify_sample": 100,
     }
     assert code == 0

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from ferryman.dashboard import answers as kept_answers
 from ferryman.dashboard.answers import Answers, StillCounting
 
 
@@ -75,7 +76,7 @@ def _fail() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferryman.dashboard.answers.KEPT", 10)
+    monkeypatch.setattr(kept_answers, "KEPT", 10)
     answers = Answers(first_s=60)
     asked: list[int] = []
     for number in (*range(50), 49, 0):

@@ -85,7 +85,7 @@ def test_all_tokens_are_compared_whichever_matches(opened: Opened, tmp_path: Pat
         compared.append(other)
         return real(one, other)
 
-    monkeypatch.setattr("ferryman.dashboard.guard.hmac.compare_digest", compare)
+    monkeypatch.setattr(hmac, "compare_digest", compare)
     guard = opened(tmp_path, tokens=TOKENS).app
     for secret in (READER, OPERATOR, "wrong", "\udc80"):
         compared.clear()

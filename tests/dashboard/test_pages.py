@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ferryman import account
+from ferryman.dashboard import actions, places, plans
 from ferryman.dashboard.app import PAGES
 from ferryman.dashboard.recorded import recorded_plan
 from ferryman.engine.commands import count_concerned
@@ -98,7 +99,7 @@ def test_a_page_that_has_to_count_first_loads_itself_again(world: PlanWorld, ope
         gate.wait(60)
         return real(*args)
 
-    monkeypatch.setattr("ferryman.dashboard.actions.count_concerned", count)
+    monkeypatch.setattr(actions, "count_concerned", count)
     site = opened(world.state)
     site.answers.first_s = 0.01
     response = site.get(f"{PLAN}/confirm", params={"verb": "retry", "status": "failed"})
@@ -226,8 +227,8 @@ def test_an_empty_folder_says_what_to_type(tmp_path: Path, opened: Opened) -> No
 
 
 def test_a_state_that_appears_later_is_found(place: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferryman.dashboard.places.FRESH_S", 0.0)
-    monkeypatch.setattr("ferryman.dashboard.plans.FRESH_S", 1e-9)
+    monkeypatch.setattr(places, "FRESH_S", 0.0)
+    monkeypatch.setattr(plans, "FRESH_S", 1e-9)
     site = opened(place)
     assert "nothing to show" in site.text("/")
     world = PlanWorld(place).build()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,3 +88,11 @@ def test_every_block_of_python_is_python(page: str) -> None:
     for text in python(page):
         if not re.match(r"[\w.]+\(.*(\)|->.*)$", text.strip(), re.DOTALL) and not re.fullmatch(r"[\w.]+", text.strip()):
             compile(text, page, "exec")
+
+
+def test_every_extra_is_in_the_table() -> None:
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    table = re.findall(r"^\| `ferryman\[(\w+)\]` \|", (DOCS / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(table) == sorted(project["optional-dependencies"])
+    [of_all] = project["optional-dependencies"]["all"]
+    assert of_all == f"ferryman[{','.join(sorted({*table} - {'all', 'connect', 'testing'}))}]"

@@ -27,6 +27,7 @@ PAGES = [
     "build-a-rag-index",
     "let-an-assistant-search",
     "measure-retrieval",
+    "use-a-dlt-source",
     "change-the-model",
     "use-langchain-and-llamaindex",
     "use-a-queue",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
+
+import pytest
 
 from ferryman import Document, Plan
 from ferryman.destinations import Null
 from ferryman.engine.live import MAX_ERRORS, ProgressReader, ProgressWriter
 from ferryman.observe import Silent
-from ferryman.sources import Memory
+from ferryman.sources import JsonLines, Memory, records
 from tests.support.plan_world import run_plan
 
 
@@ -24,6 +27,7 @@ class Listener(Silent):
         self.outcomes: dict[str, str] = {}
         self.errors: list[tuple[str, str, str]] = []
         self.reads = 0
+        self.read: list[tuple[int, int]] = []
 
     def phase(self, wave: int, name: str) -> None:
         self.name = name
@@ -39,6 +43,9 @@ class Listener(Silent):
 
     def live(self, documents: int) -> None:
         self.counts[self.name] = max(documents, self.counts.get(self.name, 0))
+
+    def live_bytes(self, done: int, total: int) -> None:
+        self.read.append((done, total))
 
     def error(self, document: str, text: str, trace: str) -> None:
         self.errors.append((document, text, trace))
@@ -66,6 +73,28 @@ def test_a_run_says_how_far_each_phase_is(tmp_path: Path) -> None:
     assert listener.outcomes.keys() >= {"scan", "transform"}
     assert "read to see whether" in listener.outcomes["scan"]
     assert not any((tmp_path / "trial-v0" / "staging").glob("*/live/*"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_large_file_says_how_much_of_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    """By its bytes on the disk; a small one says nothing."""
+    lines = b"".join(b'{"id": "%06d", "x": %d}\n' % (n, n * n) for n in range(20_000))
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(gzip.compress(lines) if packed else lines)
+
+    def listen() -> list[tuple[int, int]]:
+        plan = Plan("trial")
+        plan.source("docs", JsonLines(str(path))).destination("out", Null())
+        listener = Listener()
+        run_plan(plan, tmp_path / "state", observer=listener, checked=False)
+        return listener.read
+
+    assert listen() == []
+    monkeypatch.setattr(records, "LARGE_BYTES", 1000)
+    [(done, total), *_] = listen()
+    assert 0.5 * total < done <= total == path.stat().st_size
 
 
 def test_the_first_errors_are_told_as_they_happen(tmp_path: Path) -> None:

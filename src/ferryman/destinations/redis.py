@@ -250,8 +250,8 @@ class Redis(Destination):
                 return
             kept = f"appendfsync is {flushed}: a crash of its machine loses the last moments"
         _log.warning(
-            "%s: %s. The next run notices it, and `ferryman verify --repair` sends what is missing. To keep all: "
-            "CONFIG SET appendonly yes, CONFIG SET appendfsync always",
+            "%s: %s. The next run notices it, and `ferryman verify PLAN --repair` sends what is missing. To keep "
+            "all: CONFIG SET appendonly yes, CONFIG SET appendfsync always",
             self.target(), kept,
         )  # fmt: skip
 

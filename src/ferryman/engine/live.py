@@ -29,7 +29,8 @@ _MAX_SIMILAR: Final = 3
 """Errors reported for one line of code, or for one text if the line is unknown."""
 _WRITE_EVERY_S: Final = 0.5
 _READ_EVERY_S: Final = 0.5
-_COUNT: Final = struct.Struct("<q")
+_COUNT: Final = struct.Struct("<qqq")
+"""Documents, and bytes read of a large file and its size."""
 
 
 class ProgressWriter:
@@ -44,6 +45,7 @@ class ProgressWriter:
         self.wants_errors = errors and bool(folder)
         self._base = f"{folder}/{uuid.uuid4().hex}" if folder else ""
         self._done = 0
+        self._read = (0, 0)
         self._next_write = time.monotonic() + _WRITE_EVERY_S
 
     def add(self, documents: int) -> None:
@@ -53,11 +55,15 @@ class ProgressWriter:
             self.flush()
             self._next_write = time.monotonic() + _WRITE_EVERY_S
 
+    def note_read(self, done: int, total: int) -> None:
+        """Note how many bytes of the file that is being read were read. It is written with the documents."""
+        self._read = (done, total)
+
     def flush(self) -> None:
         """Write the current count, at the end of the task."""
         if self._base:
             with contextlib.suppress(OSError):
-                Path(f"{self._base}.count").write_bytes(_COUNT.pack(self._done))
+                Path(f"{self._base}.count").write_bytes(_COUNT.pack(self._done, *self._read))
 
     def error(self, document: str, text: str, trace: str) -> None:
         """Write the error of a document that failed."""
@@ -118,13 +124,16 @@ class ProgressReader:
             self._read_all(folder)
 
     def _read_all(self, folder: Path) -> None:
-        documents = 0
+        documents = done = total = 0
         with contextlib.suppress(OSError):
             for path in sorted(folder.iterdir()):
                 if path.suffix == ".errors":
                     self._report_errors(path)
                 elif len(count := path.read_bytes()) == _COUNT.size:
-                    documents += _COUNT.unpack(count)[0]
+                    of_task = _COUNT.unpack(count)
+                    documents, done, total = documents + of_task[0], done + of_task[1], total + of_task[2]
+        if total:
+            self.observer.live_bytes(done, total)
         self.observer.live(documents)
 
     def _report_errors(self, path: Path) -> None:

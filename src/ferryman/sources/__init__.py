@@ -16,6 +16,7 @@ from ferryman.sources.records import Csv, JsonLines, Lines
 if TYPE_CHECKING:
     from ferryman.intake.source import Jobs
     from ferryman.sources.changes import Changes
+    from ferryman.sources.dlt import Dlt
     from ferryman.sources.git import Git
     from ferryman.sources.imap import Imap
     from ferryman.sources.indexes import Elasticsearch, OpenSearch, Solr
@@ -36,6 +37,7 @@ __all__ = [
     "Cursor",
     "CursorExpired",
     "DataFrame",
+    "Dlt",
     "Doubt",
     "Elasticsearch",
     "Entry",
@@ -69,6 +71,7 @@ __all__ = [
 
 _HEAVY: Final = {
     "Changes": "sources.changes",
+    "Dlt": "sources.dlt",
     "Elasticsearch": "sources.indexes",
     "Git": "sources.git",
     "Imap": "sources.imap",

@@ -90,6 +90,14 @@ class Note(NamedTuple):
     text: str
 
 
+class BytesRead(NamedTuple):
+    """Says how far a large file was read, which ``listing`` may yield now and then. It is shown; nothing depends on
+    it."""
+
+    done: int
+    total: int
+
+
 class Complete(NamedTuple):
     """Says that this listing names every document of its piece, although the source's listings usually do not
     (``Source.lists_all``). If all pieces do, documents that are missing count as deleted."""
@@ -302,7 +310,9 @@ class Source:
         these are picked. For a source whose listing is expensive."""
         return None
 
-    def listing(self, partition: Any) -> Iterator[Listed | Document | Fetched | Doubt | Bookmark | Complete | Note]:
+    def listing(
+        self, partition: Any
+    ) -> Iterator[Listed | Document | Fetched | Doubt | Bookmark | Complete | Note | BytesRead]:
         """Yield every document of this piece, and ``Doubt``s for places that the driver should check. A
         ``Document.deleted(id)`` says that the document was deleted."""
         raise NotImplementedError

@@ -93,12 +93,20 @@ class Rows(Source):
         reader = RowReader(self.id)
         yield from reader.documents(self._read(*argument))
         reader.raise_if_unnamed()
-        if not reader.count and known and not self.may_be_empty:
-            raise TransientError(
-                f"no rows{f' of {name}' if name else ''}, where {known} were known: a reader that sees nothing may "
-                "have lost its rights. If that is right, say may_be_empty=True"
-            )
+        check_not_empty(reader.count, known, name, may_be_empty=self.may_be_empty)
         yield Bookmark(name, reader.count)
+
+
+def check_not_empty(count: int, known: int | None, name: str, *, may_be_empty: bool) -> None:
+    """
+    Raises:
+        TransientError: no rows came, where some were known.
+    """
+    if not count and known and not may_be_empty:
+        raise TransientError(
+            f"no rows{f' of {name}' if name else ''}, where {known} were known: a reader that sees nothing may "
+            "have lost its rights. If that is right, say may_be_empty=True"
+        )
 
 
 class Cursor(Source):

@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -20,7 +21,7 @@ from ferryman import limits
 from ferryman.document import Document, json_error
 from ferryman.errors import BadDocument, TransientError, Unavailable, UsageError
 from ferryman.net.faults import is_connection_error
-from ferryman.sources.base import MISSING, Detect, Doubt, Listed, id_of_text
+from ferryman.sources.base import MISSING, BytesRead, Detect, Doubt, Listed, id_of_text
 from ferryman.sources.files import FileSelection, FileSource
 from ferryman.sources.folder import LEAVE_OUT, open_unpacked
 
@@ -128,7 +129,7 @@ class Records(FileSource):
         folder, name = os.path.split(self.root)
         return FolderEvents(folder, lambda below: False, name.__eq__)
 
-    def listing(self, partition: RowPiece | ListingGap) -> Iterator[Listed | Document | Doubt]:
+    def listing(self, partition: RowPiece | ListingGap) -> Iterator[Listed | Document | Doubt | BytesRead]:
         """The documents of this file.
 
         Raises:
@@ -150,7 +151,8 @@ class Records(FileSource):
         except BadDocument as e:
             raise TransientError(f"{e} {_REST_UNKNOWN}") from e
         with open_unpacked(stream, path, file.size) as opened:
-            yield from self._documents(opened, file.id, path)
+            documents = self._documents(opened, file.id, path)
+            yield from documents if file.size < LARGE_BYTES else _with_progress(documents, stream, file.size)
 
     def _documents(self, lines_file: Any, file: str, path: str) -> Iterator[Listed | Document]:
         without_id = 0
@@ -172,6 +174,24 @@ class Records(FileSource):
             raise TransientError(f"{path}, {e}. {_REST_UNKNOWN}") from e
         if without_id and self.ids_in_rows:
             raise TransientError(f"{path} has rows ({without_id}) whose id cannot be known; the first: {first}")
+
+
+LARGE_BYTES: Final = 64 * limits.MIB
+"""Size from which on a file says how far it was read."""
+
+_ROWS_BETWEEN: Final = 4096
+"""Rows between two reports of that."""
+
+
+def _with_progress(
+    documents: Iterator[Listed | Document], stream: Any, size: int
+) -> Iterator[Listed | Document | BytesRead]:
+    """Yield the documents of a file, and now and then how many of its bytes were read, packed or not."""
+    for number, document in enumerate(documents, 1):
+        yield document
+        if number % _ROWS_BETWEEN == 0:
+            with suppress(OSError, ValueError, AttributeError):  # some streams have no position
+                yield BytesRead(min(int(stream.tell()), size), size)
 
 
 _REST_UNKNOWN: Final = "Not all that is in this file is known."

@@ -424,7 +424,7 @@ def _check_durability(connection: sa.Connection, where: str) -> None:
     if int(flushed) != 1:
         _log.warning(
             "%s: the server has innodb_flush_log_at_trx_commit=%s: if its machine loses power, it may lose what it has "
-            "confirmed. Set it to 1, or run `ferryman verify --repair` after such a crash",
+            "confirmed. Set it to 1, or run `ferryman verify PLAN --repair` after such a crash",
             where, flushed,
         )  # fmt: skip
 

@@ -52,7 +52,7 @@ from ferryman.plan import Plan, SourceNode, find_source, sources_of
 from ferryman.plan.calls import pickling_error
 from ferryman.records.rows import table_of
 from ferryman.sources import Bookmark, Complete, DataFrame, Doubt, Fetched, Listed, Log, Note, Source
-from ferryman.sources.base import TouchedFiles
+from ferryman.sources.base import BytesRead, TouchedFiles
 from ferryman.state.source_memory import NOTHING_REMEMBERED, SourceMemory
 from ferryman.storage.files import StatePath, is_disk_full, path_of, path_to_write, upload
 
@@ -231,6 +231,9 @@ class ListPartitions:
                             continue
                         if isinstance(entry, Note):
                             notes.append(shortened(plain_text(entry.text), limits.MESSAGE_CHARACTERS))
+                            continue
+                        if isinstance(entry, BytesRead):
+                            live.note_read(entry.done, entry.total)
                             continue
                         listed += 1
                         if not listed % _COUNTED_ROWS:
