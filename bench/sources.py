@@ -1,7 +1,9 @@
-"""Sources beside bare clients: a site and a repository that have not changed, and a commit."""
+"""Sources beside bare clients: a site, a repository and a mailbox that have not changed, a commit, a new mail."""
 
 from __future__ import annotations
 
+import mailbox
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -9,13 +11,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from imapclient import IMAPClient
+from tests.servers.dovecot import PASSWORD, Dovecot
 from urllib3 import PoolManager
 
 from bench.harness import Row, Sizes, alternate, empty_folder, limit_row, print_progress, time_row
-from ferryman.sources import Bookmark, Git, Listed, Site, Source
+from ferryman.sources import Bookmark, Git, Imap, Listed, Mailbox, Site, Source
 
 PAGES = 10_000
 FILES = 200_000
+MAILS = 300_000
 UNCHANGED_S = 2.0
 """Seconds that the design allows for 200 000 files of a repository."""
 
@@ -61,6 +66,7 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     pages, files = (PAGES, FILES) if sizes.rounds > 1 else (PAGES // 10, FILES // 10)
     yield from _measure_site(sizes.rounds, pages)
     yield from _measure_repository(sizes.rounds, files, empty_folder(folder / "repository"))
+    yield from _measure_mails(sizes.rounds, MAILS if sizes.rounds > 1 else MAILS // 10)
 
 
 def _measure_site(rounds: int, pages: int) -> Iterator[Row]:
@@ -128,6 +134,57 @@ def _measure_repository(rounds: int, files: int, folder: Path) -> Iterator[Row]:
 
     ours, bare = alternate(rounds, change, change_bare)
     yield time_row(f"one commit in {files} files; beside git fetch and ls-tree", files, ours, bare, 10.0)
+
+
+def _measure_mails(rounds: int, mails: int) -> Iterator[Row]:
+    print_progress(f"making {mails} mails")
+    os.environ["IMAP_PASSWORD"] = PASSWORD
+    with Dovecot() as server:
+        folder = server.folder / "mail" / "ann"
+        for name in ("cur", "new", "tmp"):
+            (folder / name).mkdir(parents=True)
+        for number in range(mails):
+            (folder / "cur" / f"{number}.host:2,S").write_bytes(_mail(number))
+        subprocess.run(["chown", "-R", "--reference", folder.parent, folder], check=True)
+        source = Imap("127.0.0.1", user="ann", security="none", port=server.port)
+        marks = _scan(source, {})
+        client = IMAPClient("127.0.0.1", server.port, ssl=False)
+        client.login("ann", PASSWORD)
+
+        def list_bare() -> None:
+            client.select_folder("INBOX", readonly=True)
+            assert len(client.fetch("1:*", ["FLAGS"])) >= mails
+
+        ours, bare = alternate(rounds, lambda: _scan(source, marks), list_bare)
+        yield time_row(f"{mails} mails unchanged; beside IMAPClient, flags of all", mails, ours, bare, 1.0)
+        number = mails
+
+        def arrive() -> None:
+            nonlocal number, marks
+            number += 1
+            client.append("INBOX", _mail(number))
+            marks = _scan(source, marks)
+
+        def arrive_bare() -> None:
+            nonlocal number
+            number += 1
+            client.append("INBOX", _mail(number))
+            list_bare()
+
+        ours, bare = alternate(rounds, arrive, arrive_bare)
+        yield time_row(f"one new mail among {mails}; beside IMAPClient, flags of all", mails, ours, bare, 1.0)
+        files = Mailbox(folder)
+        marks = _scan(files, {})
+
+        def list_files() -> None:
+            assert len(mailbox.Maildir(folder).keys()) >= mails
+
+        ours, bare = alternate(rounds, lambda: _scan(files, marks), list_files)
+        yield time_row(f"{mails} mails of a Maildir unchanged; beside mailbox.Maildir", mails, ours, bare, 5.0)
+
+
+def _mail(number: int) -> bytes:
+    return f"Message-ID: <{number}@example.org>\nSubject: Mail {number}\n\nAbout ferries.\n".encode()
 
 
 def _scan(source: Source, marks: dict[str, Any]) -> dict[str, Any]:

@@ -390,6 +390,10 @@ MAIN_TEXT_TIMEOUT_S: Final = 30.0
 MAIN_TEXT_MEMORY_BYTES: Final = GIB
 """Time and memory for finding the main text of a page: one of 10 MB takes some seconds and 500 MB."""
 
+IMAP_TIMEOUT_S: Final = 180.0
+"""Time that an IMAP server may take to connect, and to send the next bytes: one that reads a large folder for the first
+time is silent for minutes."""
+
 SITE_BUDGET: Final = 10_000
 """Pages of a host that one scan asks for: half an hour at 5 a second, which is what a kill may cost."""
 

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from ferryman.sources.changes import Changes
     from ferryman.sources.dlt import Dlt
     from ferryman.sources.git import Git
+    from ferryman.sources.imap import Imap
     from ferryman.sources.indexes import Elasticsearch, OpenSearch, Solr
     from ferryman.sources.kafka import Kafka
+    from ferryman.sources.mailbox import Mailbox
     from ferryman.sources.postgres_changes import PostgresChanges
     from ferryman.sources.queue import Queue
     from ferryman.sources.site import Site
@@ -42,12 +44,14 @@ __all__ = [
     "Fetched",
     "Files",
     "Git",
+    "Imap",
     "Jobs",
     "JsonLines",
     "Kafka",
     "Lines",
     "Listed",
     "Log",
+    "Mailbox",
     "Memory",
     "Note",
     "OpenSearch",
@@ -70,8 +74,10 @@ _HEAVY: Final = {
     "Dlt": "sources.dlt",
     "Elasticsearch": "sources.indexes",
     "Git": "sources.git",
+    "Imap": "sources.imap",
     "Jobs": "intake.source",
     "Kafka": "sources.kafka",
+    "Mailbox": "sources.mailbox",
     "PostgresChanges": "sources.postgres_changes",
     "OpenSearch": "sources.indexes",
     "Queue": "sources.queue",

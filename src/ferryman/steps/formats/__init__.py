@@ -17,6 +17,7 @@ from io import BytesIO
 from typing import Any, Final, NamedTuple
 
 from ferryman.errors import DeliveryError
+from ferryman.net.mailboxes import MAILBOX_LINE
 from ferryman.steps.formats.charsets import decode, is_narrow_text, wide_encoding
 
 # Results of readers: text, fields, and parts that become documents of their own.
@@ -288,13 +289,6 @@ _HEADER: Final = re.compile(
 )
 _HEADERS: Final = 3
 """Number of a mail's own headers among the first lines that make it a mail, whatever its name."""
-
-MAILBOX_LINE: Final = re.compile(
-    rb"(?:\A|(?<=\n\n)|(?<=\n\r\n))"
-    rb"From (?>[^\r\n]{0,200}? (?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )(?=[^\r\n]{0,100}?[0-9]{4})[^\r\n]{0,150}+\r?\n"
-    rb"(?=[!-9;-~]{1,80}:)"
-)
-"""Line before each message of a mailbox, and where it stands: after a blank line, before a header."""
 
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 _WIDE_BOMS: Final = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")

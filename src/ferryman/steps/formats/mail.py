@@ -12,16 +12,15 @@ from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from email.policy import EmailPolicy, default
 from io import BytesIO
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from ferryman import limits
 from ferryman.errors import DeliveryError
 from ferryman.limits import KIB
+from ferryman.net.mailboxes import split_mailbox, unquote_lines
 from ferryman.steps.formats import (
     HTML,
     MAIL,
-    MAILBOX_LINE,
     Attachment,
     Content,
     Unread,
@@ -147,18 +146,11 @@ def mail(raw: bytes) -> Content:
 
 def mbox(raw: bytes) -> Content:
     """Read a mailbox: each message becomes a part, with a document of its own."""
-    starts = [match.start() for match in MAILBOX_LINE.finditer(raw)]
-    if len(starts) > limits.UNPACK_MEMBERS:
-        raise Unreadable(f"it has {len(starts)} messages, more than {limits.UNPACK_MEMBERS}. Split it")
-    messages = []
-    for start, end in pairwise([*starts, len(raw)]):
-        message = raw[raw.index(b"\n", start) + 1 : end]
-        messages.append(Attachment("", _QUOTED_LINE.sub(rb"\1", message), MAIL.type))
+    spans = list(split_mailbox(BytesIO(raw)))
+    if len(spans) > limits.UNPACK_MEMBERS:
+        raise Unreadable(f"it has {len(spans)} messages, more than {limits.UNPACK_MEMBERS}. Split it")
+    messages = [Attachment("", unquote_lines(raw[start:end]), MAIL.type) for start, end in spans]
     return Content("", {"messages": len(messages)}, messages)
-
-
-_QUOTED_LINE: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
-"""Line of a message that its mailbox quotes, so that it does not begin the next one."""
 
 
 class _PartReader:
