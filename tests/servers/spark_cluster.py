@@ -55,7 +55,10 @@ class SparkMaster(Server):
         return [java(), *quick_options(), "-Xmx512m", "-cp", CLASS_PATH, "org.apache.spark.deploy.master.Master", *told]
 
     def ready(self) -> bool:
-        return bool(self.about()["status"] == "ALIVE")
+        try:
+            return bool(self.about()["status"] == "ALIVE")
+        except json.JSONDecodeError:  # for a moment its page answers, and the one for programs is not there yet
+            return False
 
     @property
     def url(self) -> str:
