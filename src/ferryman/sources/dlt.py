@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 _ONE_PAGE: Final = 100
 """Rows of a page of many APIs: a resource that has just so many may have read its first page only."""
 
+STATE_CHARACTERS: Final = limits.BOOKMARK_BYTES // 2
+"""Largest state, as JSON: in a bookmark it is text, whose quotes are escaped."""
+
 _SNAPSHOTS: Final = ("scd2", "cdc")
 """Strategies of "merge" whose resources yield everything each time."""
+
+
+_Columns = Mapping[str, Mapping[str, Any]]
+"""Name of a column -> dlt's hints about it."""
 
 
 class Dlt(Source):
@@ -86,7 +93,8 @@ class Dlt(Source):
         name, of_several, known = partition
         source = self._source().with_resources(name)
         resource = source.resources[name]
-        reader = _ResourceReader(resource, self._key_of(resource), name if of_several else "")
+        columns = resource.compute_table_schema()["columns"]
+        reader = _ResourceReader(columns, self._key_of(name, columns), name if of_several else "")
         before = known or {}
         pages = _Pages(source, resource, before.get("state"))
         rows = RowReader("id")
@@ -127,23 +135,21 @@ class Dlt(Source):
             raise Misconfigured(f"{self!r}: its function returns {what}: a source or resource of dlt is wanted.")
         return made
 
-    def _key_of(self, resource: DltResource) -> tuple[str, ...]:
+    def _key_of(self, resource: str, columns: _Columns) -> tuple[str, ...]:
         if self.id is not None:
             return self.id
-        columns = resource.compute_table_schema()["columns"]
         key = tuple(name for name, hints in columns.items() if hints.get("primary_key"))
         if not key:
-            raise Misconfigured(f"{self!r}: the resource {resource.name} declares no primary key: say id=.")
+            raise Misconfigured(f"{self!r}: the resource {resource} declares no primary key: say id=.")
         return key
 
 
 class _ResourceReader:
     """Makes rows with an id of what a resource yields."""
 
-    def __init__(self, resource: DltResource, key: tuple[str, ...], prefix: str) -> None:
+    def __init__(self, columns: _Columns, key: tuple[str, ...], prefix: str) -> None:
         self._key = key
         self._prefix = f"{prefix}/" if prefix else ""
-        columns = resource.compute_table_schema()["columns"]
         self._marks = tuple(name for name, hints in columns.items() if hints.get("hard_delete"))
 
     def rows(self, page: Any) -> Iterator[Document | dict[str, Any]]:
@@ -191,13 +197,10 @@ class _Pages:
             SourceSchemaInjectableContext(self._source.schema),
             SourceInjectableContext(self._source),
         ]
-        container = Container()
-        with (
-            inject_section(section),
-            container.injectable_context(contexts[0]),
-            container.injectable_context(contexts[1]),
-            container.injectable_context(contexts[2]),
-        ):
+        with ExitStack() as stack:
+            stack.enter_context(inject_section(section))
+            for context in contexts:
+                stack.enter_context(Container().injectable_context(context))
             items = ManagedPipeIterator.from_pipes(self._source.resources.selected_pipes)
         items.set_context([section, *contexts])  # type: ignore[attr-defined]  # dlt casts it as we do
         try:
@@ -222,8 +225,8 @@ class _Pages:
             text = str(self._json.typed_dumps(self._state))
         except TypeError as e:
             raise Misconfigured(f"the state of the resource {self._resource.name} cannot be kept: {e}") from e
-        if len(text) > limits.BOOKMARK_BYTES // 2:
-            part, size = _largest_part(self._json, copy.copy(self._state))
+        if len(text) > STATE_CHARACTERS:
+            part, size = _largest_part(self._json, self._state)
             raise Misconfigured(
                 f"the state of the resource {self._resource.name} has grown to {len(text):,} bytes, {size:,} of them "
                 f"in {part}: limit what it keeps there. Of an incremental, give it a primary key, or a finer cursor."

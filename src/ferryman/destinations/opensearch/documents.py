@@ -10,7 +10,7 @@ import msgspec
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.destinations.stored import Stored, canonical_fields, canonical_json, content_hash
+from ferryman.destinations.stored import Stored, canonical_fields, canonical_json, content_hash, split_by_size
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument
 
@@ -264,16 +264,7 @@ class BulkWriter:
 
 def split_requests(rows: Iterator[BulkRow], limit_bytes: int = REQUEST_BYTES) -> Iterator[list[BulkRow]]:
     """Split rows into requests of at most this size."""
-    request_rows: list[BulkRow] = []
-    size = 0
-    for row in rows:
-        if request_rows and size + len(row.lines) > limit_bytes:
-            yield request_rows
-            request_rows, size = [], 0
-        request_rows.append(row)
-        size += len(row.lines)
-    if request_rows:
-        yield request_rows
+    return split_by_size(rows, lambda row: len(row.lines), limit_bytes)
 
 
 def _id_problem(id: str) -> str:
