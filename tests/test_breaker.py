@@ -26,6 +26,13 @@ def test_every_event_has_a_meaning_in_every_state(state: BreakerState, event: Br
     assert breaker.state is NEXT_STATE[state][event] is expected[event]
 
 
+def test_a_reason_is_quoted_without_its_full_stop() -> None:
+    """Messages quote it, and go on."""
+    found = Breakers(lambda: 10.0)
+    found.fail("a", BreakerEvent.UNAVAILABLE, "the server is away.", 5)
+    assert found.get("a").why == "the server is away"
+
+
 def test_a_wait_ends_and_a_suspicion_has_none() -> None:
     now = [10.0]
     found = Breakers(lambda: now[0])

@@ -99,7 +99,7 @@ class Breaker:
         if self.state is BreakerState.CLOSED:
             self.since = now
         self.note(event)
-        self.why, self.until = why, now + wait_s
+        self.why, self.until = why.removesuffix("."), now + wait_s  # what quotes it ends the sentence itself
         self.failures += event is not BreakerEvent.SUSPECTED
 
 

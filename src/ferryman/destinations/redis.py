@@ -483,17 +483,17 @@ class Redis(Destination):
         """Return the error of the whole destination that an error of the server or the connection means."""
         from redis import exceptions as redis
 
-        text = f"{self.target()}: {' '.join(str(error).split())}"
+        text = f"{self.target()}: {' '.join(str(error).split()).removesuffix('.')}"
         code = str(error).partition(" ")[0]
         refused = (redis.AuthenticationError, redis.AuthorizationError, redis.NoPermissionError)
         if isinstance(error, refused) or code in ("NOAUTH", "WRONGPASS", "NOPERM"):
             return Misconfigured(f"{text}: correct user and password, or what this user may do, then run again.")
         if isinstance(error, redis.OutOfMemoryError) or "OOM command not allowed" in str(error):
-            return Unavailable(f"{text}: raise maxmemory, or make room; it is tried again.")
+            return Unavailable(f"{text}: raise maxmemory, or make room; it is tried again")
         if isinstance(error, redis.ConnectionError | redis.TimeoutError | redis.ReadOnlyError):
-            return Unavailable(f"{text}: it is tried again.")
+            return Unavailable(f"{text}; it is tried again")
         if code in ("LOADING", "MISCONF", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN", "CLUSTERDOWN", "BUSY", "UNKILLABLE"):
-            return Unavailable(f"{text}: it is tried again.")
+            return Unavailable(f"{text}; it is tried again")
         return Misconfigured(f"{text}: is it a Redis that runs scripts? Correct the URL, then run again.")
 
 

@@ -240,7 +240,7 @@ class NodeBreakers:
                 pending[key] += debt.owed
         return [
             f"{self.breakers.label(key)} {'is stopped' if b.permanent else 'is not available'}: "
-            f"{b.why.removesuffix('.')}. {_pending_text(pending[key])}"
+            f"{b.why}. {_pending_text(pending[key])}"
             f"{'fix it and run again' if b.permanent else 'run again when it is back'}."
             for key, b in self.breakers.items()
             if not self.breakers.is_destination(key)
@@ -325,8 +325,8 @@ class BreakerRegistry(Breakers):
         if self.endless and is_news:
             remedy = "repair it" if permanent else "no action is needed"
             self._report(
-                f"{WARNING}{self.label(key)}: {why}. What waits for it stays pending, and it is checked again "
-                f"automatically, at least once an hour: {remedy}."
+                f"{WARNING}{self.label(key)}: {self.get(key).why}. What waits for it stays pending, and it is checked "
+                f"again automatically, at least once an hour: {remedy}."
             )
 
     def record_suspicion(self, key: str, why: str) -> None:

@@ -31,6 +31,17 @@ UNREACHABLE: dict[str, Callable[[], Exception]] = {
 }
 
 
+def test_a_reason_that_ends_with_a_full_stop_is_quoted_with_one(place: Path) -> None:
+    def refuse() -> None:
+        raise ConnectionError("it restarts.")
+
+    trial = PlanWorld(place).build(out=kept(place, "at-least-once", refuse=refuse))
+    trial.put("a")
+    watch = Watch()
+    trial.run(wait=0, observer=watch)
+    assert any("it restarts. Its documents are kept" in message for message in watch.messages)
+
+
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 @pytest.mark.parametrize("where", ["check", "answer"])
 def test_a_destination_that_is_down_costs_no_attempt(place: Path, guarantee: str, where: str) -> None:
