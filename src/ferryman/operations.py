@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from ferryman import account, limits
 from ferryman.account.queries import cache_differs, last_entries
@@ -21,12 +19,7 @@ from ferryman.engine.migration import migrate
 from ferryman.engine.run import Run
 from ferryman.engine.settings import RunSettings, SparkSettings
 from ferryman.engine.summary import FlowSummary, Summary
-from ferryman.engine.watch import EventWatch
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
-from ferryman.monitoring.metrics import MonitoredPlan
-from ferryman.monitoring.metrics import parse_target as parse_metrics_target
-from ferryman.monitoring.run import MonitoredRun, monitor
-from ferryman.monitoring.spans import wants_spans
 from ferryman.observe import Observer, default_observer
 from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
 from ferryman.plan.nodes import remembering_steps
@@ -54,6 +47,9 @@ from ferryman.storage import files, parquet
 from ferryman.storage.files import StatePath, exists, explain_errors_of_state
 from ferryman.storage.locks import Readers
 from ferryman.storage.tables import Table
+
+if TYPE_CHECKING:
+    from ferryman.engine.watch import EventWatch
 
 
 class RunOptions(TypedDict, total=False):
@@ -182,6 +178,8 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
         raise UsageError("\n".join(findings))
     if state is None:
         driver.check_default_state(chosen["spark"])
+    from ferryman.monitoring.run import monitor_of  # it would make each start of a question slower
+
     roots = _roots_of(plan, state)
     endless = _period_of(chosen) is not None
     monitored = monitor_of(plan, roots, chosen["metrics"], chosen["openlineage"], endless=endless)
@@ -193,47 +191,6 @@ def run(plan: Plan | Flow, **options: Unpack[RunOptions]) -> Summary | FlowSumma
         summary = _run_one(plan, chosen, targets, run)
         run.ended({"": summary})
         return summary
-
-
-def monitor_of(
-    plan: Plan | Flow,
-    roots: StatePath | Mapping[str, StatePath],
-    metrics: str | None,
-    openlineage: str | None,
-    *,
-    endless: bool,
-) -> Callable[[Observer], AbstractContextManager[MonitoredRun]]:
-    """Return a function that monitors a run: given its observer, it returns a context with the one to run with.
-
-    Args:
-        roots: root of the plan's state; of a flow, by the labels of its plans.
-        metrics, openlineage: see ``RunOptions``.
-
-    Raises:
-        UsageError: metrics or events can never be written or sent there.
-    """
-    to_metrics = None if metrics is None else parse_metrics_target(metrics)
-    to_lineage = None
-    if openlineage is not None:
-        from ferryman.monitoring.lineage import parse_target as parse_lineage_target
-
-        to_lineage = parse_lineage_target(openlineage)
-    if isinstance(plan, Flow):
-        assert isinstance(roots, Mapping)
-        plans = {plan.label(each): MonitoredPlan(each, roots[plan.label(each)]) for each in plan.plans}
-    else:
-        assert not isinstance(roots, Mapping)
-        plans = {"": MonitoredPlan(plan, roots)}
-    flow = plan.name if isinstance(plan, Flow) else ""
-    return partial(
-        monitor,
-        flow,
-        plans,
-        metrics=to_metrics,
-        openlineage=to_lineage,
-        spans=wants_spans(),
-        endless=endless,
-    )
 
 
 def _roots_of(plan: Plan | Flow, state: str | StatePath | None) -> StatePath | dict[str, StatePath]:
@@ -276,11 +233,12 @@ def _period_of(options: RunOptions) -> float | None:
 
 @contextlib.contextmanager
 def _watching(plans: Mapping[str, Plan], options: RunOptions, observer: Observer) -> Iterator[EventWatch | None]:
-    """EventWatch the sources of the plans within the block, if that was asked for."""
+    """Watch the sources of the plans within the block, if that was asked for."""
     every = _period_of(options)
     if not options["watch"] or every is None:
         yield None
         return
+    from ferryman.engine.watch import EventWatch
 
     def report(plan: str, message: str) -> None:
         if plan:

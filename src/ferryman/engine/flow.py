@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ferryman import limits
 from ferryman.breaker import backoff_s
@@ -28,12 +28,14 @@ from ferryman.engine.run import Run
 from ferryman.engine.runner.base import Runner, RunnerLost
 from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, RunSettings
 from ferryman.engine.summary import FlowSummary, Summary
-from ferryman.engine.watch import EventWatch
 from ferryman.errors import PlanChanged, StateLost, message_of
 from ferryman.observe import Observer
 from ferryman.plan import Flow, Plan, changes, structure
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath
+
+if TYPE_CHECKING:
+    from ferryman.engine.watch import EventWatch
 
 
 @contextlib.contextmanager

@@ -47,7 +47,6 @@ from ferryman.engine.target_look import SampleVerification
 from ferryman.engine.targets import TargetWatch
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
-from ferryman.engine.watch import EventWatch
 from ferryman.notify import Reporter
 from ferryman.observe import WARNING, Forwarding, Observer
 from ferryman.records.rows import now_us
@@ -57,6 +56,7 @@ from ferryman.state.runs import RunRecorder
 from ferryman.state.state import State
 
 if TYPE_CHECKING:
+    from ferryman.engine.watch import EventWatch
     from ferryman.mirror.mirror import BackgroundMirrors
 
 _IDLE_TURNS: Final = 3

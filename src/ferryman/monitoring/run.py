@@ -6,15 +6,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from ferryman import limits
 from ferryman.errors import plain_text
-from ferryman.monitoring.metrics import MetricsAddress, MetricsPublisher, MonitoredPlan
+from ferryman.monitoring.metrics import MetricsAddress, MetricsPublisher, MonitoredPlan, parse_target
 from ferryman.observe import WARNING, Chunk, Forwarding, Observer
+from ferryman.plan import Flow, Plan
+from ferryman.storage.files import StatePath
 
 
 class EndedRun(Protocol):
@@ -102,6 +104,49 @@ class MonitoredRun(Forwarding):
         for each in [*self._recorders]:
             self.safely(partial(call, each), each)
         self.report_warnings()
+
+
+def monitor_of(
+    plan: Plan | Flow,
+    roots: StatePath | Mapping[str, StatePath],
+    metrics: str | None,
+    openlineage: str | None,
+    *,
+    endless: bool,
+) -> Callable[[Observer], AbstractContextManager[MonitoredRun]]:
+    """Return a function that monitors a run: given its observer, it returns a context with the one to run with.
+
+    Args:
+        roots: root of the plan's state; of a flow, by the labels of its plans.
+        metrics, openlineage: see ``RunOptions``.
+
+    Raises:
+        UsageError: metrics or events can never be written or sent there.
+    """
+    from ferryman.monitoring.spans import wants_spans
+
+    to_metrics = None if metrics is None else parse_target(metrics)
+    to_lineage = None
+    if openlineage is not None:
+        from ferryman.monitoring.lineage import parse_target as parse_lineage_target
+
+        to_lineage = parse_lineage_target(openlineage)
+    if isinstance(plan, Flow):
+        assert isinstance(roots, Mapping)
+        plans = {plan.label(each): MonitoredPlan(each, roots[plan.label(each)]) for each in plan.plans}
+    else:
+        assert not isinstance(roots, Mapping)
+        plans = {"": MonitoredPlan(plan, roots)}
+    flow = plan.name if isinstance(plan, Flow) else ""
+    return partial(
+        monitor,
+        flow,
+        plans,
+        metrics=to_metrics,
+        openlineage=to_lineage,
+        spans=wants_spans(),
+        endless=endless,
+    )
 
 
 @contextmanager

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ferryman import limits
 from ferryman.errors import plain_text
-from ferryman.monitoring.metrics import MonitoredPlan
 from ferryman.monitoring.sender import BackgroundSender
 from ferryman.observe import Chunk, Silent
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Span, Tracer
+
+    from ferryman.monitoring.metrics import MonitoredPlan
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _LINGER_S: Final = 1.0

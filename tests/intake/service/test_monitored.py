@@ -7,7 +7,7 @@ import json
 
 from ferryman.intake.service import serve
 from ferryman.monitoring.metrics import metrics
-from ferryman.operations import monitor_of
+from ferryman.monitoring.run import monitor_of
 from ferryman.sources import Jobs
 from ferryman.state.runs import load_runs
 from tests.intake.service.place import Place

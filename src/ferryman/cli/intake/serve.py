@@ -159,7 +159,7 @@ def serve(
     """
     from ferryman.intake.service import Serving, on_spark
     from ferryman.intake.service.processing import jobs_sources
-    from ferryman.operations import monitor_of
+    from ferryman.monitoring.run import monitor_of
     from ferryman.plan.load import load_plan, plan_file
     from ferryman.state.state import state_root
 
