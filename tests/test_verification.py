@@ -21,6 +21,7 @@ from ferryman import Document, limits
 from ferryman.cli.account import print_targets
 from ferryman.destinations import Directory, JsonLines, Memory, Queue, Sql, Webhook
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
+from ferryman.destinations.sql import sqlite as sqlite_dialect
 from ferryman.destinations.stored import Stored, is_same_value
 from ferryman.errors import PermanentError, Unavailable, UsageError
 from ferryman.operations import resolve
@@ -491,6 +492,23 @@ def test_a_row_that_is_nothing_of_ours_any_more_hides_no_other(place: Path, chan
     assert found(look(world, repair=True)) == [("changed", IDS[3]), ("missing", IDS[5])]
     assert world.run(checked=False).exit in (0, 3)
     assert set(found(look(world))) <= {("changed", IDS[3])}
+
+
+@pytest.mark.parametrize("page", [16, 1000])
+def test_a_text_that_is_not_utf_8_repeats_and_hides_no_row(
+    place: Path, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may stand behind rows that were read already, in each place of a page."""
+    monkeypatch.setattr(sqlite_dialect, "_ROWS", page)
+    world = world_with(place, rows=Sql(f"sqlite:///{place}/out.db"))
+    for broken in (0, 15, 16):
+        in_database(place, "UPDATE documents SET text = CAST(x'ff' AS TEXT) WHERE id = ?", IDS[broken])
+        [target] = look(world, repair=True).targets
+        assert [(each.kind, each.document) for each in target.differences] == [("changed", IDS[broken])]
+        assert target.counts is not None
+        assert target.counts.expected == 3 * len(IDS)
+        assert world.run().exit == 0
+        assert not found(look(world))
 
 
 def to_one_table(world: PlanWorld, names: str, **kinds: type[Sql]) -> Plan:

@@ -315,6 +315,24 @@ class Layout:
             raise Misconfigured(f"{self.table}: the table has no column {', '.join(others)}: was it made by Ferryman?")
         return tuple(name for name in self.names if name not in missing)
 
+    def stored_rows(
+        self, rows: Iterable[tuple[Any, ...]], types: Sequence[bool], vectors: Sequence[str]
+    ) -> Iterator[Stored]:
+        """Yield what rows hold, see ``stored``; each has the numbers of these vectors at its end.
+
+        Most rows have no route, vectors or columns of their own, and are as they were written: these take a third of
+        the time.
+        """
+        plain = self._keeps_text and not (self.appends or self._extra or vectors)
+        end = len(self.names)
+        for row in rows:
+            if plain and row[7] == "[]" and type(row[9]) is str:
+                id, _, _, source, version, _, delivery_hash, _, _, fields, written_hash = row
+                if content_hash(*row[:8], "upsert", row[8], fields.encode()) == written_hash:
+                    yield Stored(id, delivery_hash, True, source, version)
+                    continue
+            yield self.stored(row[:end], types, dict(zip(vectors, row[end:], strict=True)))
+
     def stored(
         self, row: Sequence[Any], types: Sequence[bool], vectors: Mapping[str, bytes | None] | None = None
     ) -> Stored:

@@ -355,6 +355,7 @@ class SQLite(Dialect):
         if not os.path.isfile(str(url.database)):
             return
         with reader(url).connect() as connection:
+            connection.exec_driver_sql("BEGIN")  # a second reading of the rows finds what the first one found
             declared = connection.exec_driver_sql(f"PRAGMA table_info({quoted(layout.table)})").fetchall()
             if not declared:
                 return
@@ -368,15 +369,10 @@ class SQLite(Dialect):
                 query += f" LEFT JOIN {quoted(layout.table + sqlite_vectors.VECTORS)} AS v ON v.id = d.id"
             keep_text = [types[name.lower()] in ("", "TEXT") for name in layout.field_columns]
             database: Any = connection.connection.driver_connection
-            database.text_factory = partial(str, encoding="utf-8", errors="replace")
-            cursor = connection.connection.cursor()
             for some in ((),) if ids is None else slices(ids, IDS_PER_STATEMENT):
                 where = f" WHERE d.id IN ({', '.join('?' * len(some))})" if some else ""
-                cursor.execute(query + where, tuple(some))
-                while rows := cursor.fetchmany(_ROWS):
-                    for row in rows:
-                        numbers = dict(zip(vectors, row[len(layout.names) :], strict=True))
-                        yield layout.stored(row[: len(layout.names)], keep_text, numbers)
+                for rows in _pages(database, query + where, tuple(some)):
+                    yield from layout.stored_rows(rows, keep_text, vectors)
 
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
         return explain(error, where)
@@ -559,6 +555,28 @@ def _enable_wal(driver: sqlite3.Connection) -> None:
             f"this file system or build of SQLite keeps journal_mode={mode}; Ferryman writes in WAL mode. "
             "Put the database on a local disk, then run again."
         )
+
+
+def _pages(database: sqlite3.Connection, query: str, values: tuple[str, ...]) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield a query's rows, some at a time; what is not UTF-8 in a text is replaced by U+FFFD.
+
+    A function that decodes each text takes as long as all the rest, so it is set where a text needs it.
+    """
+    seen = 0
+    try:
+        cursor = database.execute(query, values)
+        while rows := cursor.fetchmany(_ROWS):
+            yield rows
+            seen += len(rows)
+        return
+    except sqlite3.OperationalError as e:
+        if "decode" not in str(e):
+            raise
+    database.text_factory = partial(str, encoding="utf-8", errors="replace")
+    cursor = database.execute(query, values)
+    while rows := cursor.fetchmany(_ROWS):
+        yield rows[max(seen, 0) :]
+        seen -= len(rows)
 
 
 def _retry_while_locked(action: Callable[[], None]) -> None:
