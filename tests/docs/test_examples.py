@@ -30,7 +30,7 @@ def names(page: str, wanted: str) -> dict[str, Any]:
     return made
 
 
-TestZip = names("reference/sources.md", "Zip")["TestZip"]
+TestZip = names("how-to/write-a-source.md", "Zip")["TestZip"]
 TestNumbered = names("reference/sources.md", "Numbered")["TestNumbered"]
 TestCards = names("how-to/write-a-destination.md", "Cards")["TestCards"]
 
@@ -41,6 +41,13 @@ def test_the_plan_of_the_example_is_in_order() -> None:
 
     assert plan.check() == []
     assert plan.nodes[-1].policy.guarantee.value == "exactly-once"
+
+
+def test_the_plan_with_a_source_of_its_own_is_in_order() -> None:
+    """It can run, and asks for nothing yet."""
+    plan = names("how-to/write-a-source.md", "Zip")["plan"]
+
+    assert plan.check() == []
 
 
 def test_the_plan_of_the_readme_does_what_it_says() -> None:
