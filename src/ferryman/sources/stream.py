@@ -528,10 +528,14 @@ class StoredBatches:
         files.remove_all(self._folder / name for name in names if name not in named)
 
     def remove_old(self, position: int) -> None:
-        """Remove the rows of batches that are not kept any more. Their records stay, so that they are recognized."""
+        """Remove the rows of batches that are not kept any more. Their records stay for some time, so that they are
+        recognized; a batch before these is known as older by its number."""
         done = [record for record in self._records if record.end <= position]
         for record in done[: max(0, len(done) - self._kept)][-2:]:  # the others are removed already
             files.remove_all(self._folder / part for part, _ in record.parts if files.exists(self._folder / part))
+        if (old := len(done) - max(self._kept, limits.STREAM_RECORDS)) > 0:
+            files.remove_all(self._folder / name_of_record(record) for record in done[:old])
+            self._records = self._records[old:]
 
     def _remedy(self) -> str:
         return (
