@@ -16,8 +16,9 @@ import pytest
 
 from ferryman import crash
 from ferryman.crash import KAFKA
+from ferryman.operations import list_retained, remove_retained
 from tests.destinations.search_index import SearchIndex
-from tests.kafka.child import OVERTAKEN
+from tests.kafka.child import OVERTAKEN, Job, plan_of
 from tests.servers.kafka import KafkaServer
 from tests.support.kafka_topics import Topics
 from tests.support.tiers import sampled
@@ -128,6 +129,23 @@ def test_a_late_worker_wakes_up(zygote: Zygote, topics: Topics, place: Path, poi
     pipe.fill(30)
     ended_well(zygote.run(**pipe.job))
     pipe.check()
+
+
+def test_what_a_killed_plan_leaves_is_removed(zygote: Zygote, topics: Topics, place: Path) -> None:
+    """Nobody waits for its transaction any more, and its topic of marks is gone; what was delivered stays."""
+    pipe = Pipe(topics, place)
+    code, said = zygote.run(**pipe.job, arm=("kafka.sent:3", str(place / "killed")))
+    assert code == -9, said
+    out = f"{pipe.topic}-out"
+    before = topics.read(out)
+    assert topics.cluster.open_transactions(out)
+    plan = plan_of(Job(**pipe.job))  # type: ignore[arg-type]
+    [kept] = list_retained(plan, state=place / "state")
+    assert remove_retained(plan, state=place / "state") == [kept]
+    assert topics.cluster.open_transactions(out) == {}
+    assert topics.read(out) == before
+    assert not any(name in kept.place for name in topics.admin.list_topics(timeout=30).topics if "marks" in name)
+    assert list_retained(plan, state=place / "state") == remove_retained(plan, state=place / "state") == []
 
 
 @pytest.mark.slow  # a broker starts in ten seconds
