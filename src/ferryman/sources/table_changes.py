@@ -26,7 +26,7 @@ TABLE: Final = "table"
 """The bookmark."""
 
 _IDS: Final = "ids"
-"""Of a partition beside the bookmark's: only the rows of these ids are read, for a retry."""
+"""Key of a partition that reads only the rows of these ids, for a retry."""
 
 _NAMED_IDS: Final = 1000
 """Ids that a query names; if there are more, all rows are read and the others left out."""
