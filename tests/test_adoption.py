@@ -19,6 +19,7 @@ import pytest
 
 from ferryman.cli.account import plan_status, print_targets
 from ferryman.destinations import Directory, JsonLines, Queue, Sql
+from ferryman.document import Document
 from ferryman.errors import StateDamaged, StateForeign
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
@@ -103,6 +104,57 @@ def test_a_state_put_back_from_a_copy_is_noticed_and_adopted(place: Path) -> Non
     assert verify(world.plan, state=world.state, destination="files").exit == 0
     assert titles(place) == {id: world_text(world, id) for id in titles(place)}
     assert set(titles(place)) == {*IDS, "new"} - {IDS[1]}
+
+
+def pages(doc: Document) -> list[Document]:
+    return [doc, *(doc.child(f"page-{n}", raw=doc.raw) for n in range(len(doc.text())))]
+
+
+@pytest.mark.parametrize("kind", [Directory, Sql])
+def test_what_was_made_after_the_copy_and_is_made_no_more_is_deleted(place: Path, kind: type) -> None:
+    """Also the children of a document that the copy knows without them: the state has never heard of these."""
+    made = Directory(place / "files") if kind is Directory else sql(place)
+
+    def plan_of(world: PlanWorld) -> Plan:
+        plan = Plan("kept", version=1)
+        plan.source("docs", Memory(world.documents, max_deleted=1.0)).step("pages", pages).destination("out", made)
+        return plan
+
+    world = PlanWorld(place, plan_of)
+    world.put("a", "b", text="")
+    world.run()
+    put_back = keep(world.state)
+    world.put("a", text="three")
+    world.run()
+    put_back()
+    world.put("a", text="")
+    world.build()
+    adopt(world.plan, state=world.state)
+    world.run()
+    found = verify(world.plan, state=world.state, delete_extra=True, allow_deletes=True)
+    assert [each.document for target in found.targets for each in target.differences] == [
+        f"a#page-{n}" for n in range(5)
+    ]
+    world.run()
+    if kind is Directory:
+        assert sorted(path.name for path in (place / "files").iterdir()) == [".ferryman", "a", "b"]
+    else:
+        assert sorted(titles(place)) == ["a", "b"]
+
+
+def test_an_index_of_files_that_has_no_sources_yet(place: Path) -> None:
+    """An older Ferryman made it: it gets what it lacks, document by document."""
+    world = world_with(place, files=Directory(place / "files"))
+    with closing(sqlite3.connect(place / "files" / ".ferryman" / "index.db")) as index, index:
+        for name in "source", "version", "route":
+            index.execute(f"ALTER TABLE documents DROP COLUMN {name}")
+    assert verify(world.plan, state=world.state).exit == 0
+    world.put(IDS[0], text="edited")
+    assert world.run().exit == 0
+    assert verify(world.plan, state=world.state).exit == 0
+    with closing(sqlite3.connect(place / "files" / ".ferryman" / "index.db")) as index:
+        query = "SELECT source, count(*) FROM documents GROUP BY source ORDER BY count(*)"
+        assert index.execute(query).fetchall() == [("docs", 1), (None, len(IDS) - 1)]
 
 
 def world_text(world: PlanWorld, id: str) -> str:

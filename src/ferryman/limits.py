@@ -75,6 +75,9 @@ WATCH_STORE_S: Final = 10.0
 """Time between two looks at logs and at what comes due, while a run that watches waits; for logs in an object store,
 where each look is paid for, the second."""
 
+STREAM_RECORDS: Final = 100
+"""Batches of a stream whose records are kept after they were processed: as many as Spark's own checkpoint keeps."""
+
 WATCH_NAMES: Final = 100_000
 """Changed files of a source whose names are remembered; if there are more, all of it is listed."""
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, Un
 from ferryman import account, limits
 from ferryman.account.queries import cache_differs, last_entries
 from ferryman.account.relations import named_statuses
+from ferryman.destinations.base import Destination, DestinationContext
 from ferryman.engine import driver
 from ferryman.engine.at_most_once import open_once_wave
 from ferryman.engine.commands import apply
+from ferryman.engine.deliver.sending import context_of
 from ferryman.engine.flow import FlowRun, take_plans
 from ferryman.engine.migration import migrate
 from ferryman.engine.run import Run
@@ -21,7 +23,7 @@ from ferryman.engine.settings import RunSettings, SparkSettings
 from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
 from ferryman.observe import Observer, default_observer
-from ferryman.plan import Flow, JoinNode, NotifyTarget, Plan, SourceNode
+from ferryman.plan import DestinationNode, Flow, JoinNode, NotifyTarget, Plan, SourceNode
 from ferryman.plan.nodes import remembering_steps
 from ferryman.plan.paths import Joint
 from ferryman.records.rows import Status
@@ -41,6 +43,7 @@ from ferryman.state.state import (
     plan_of,
     remembered_files,
     sealed_files,
+    sender_of,
     state_root,
 )
 from ferryman.storage import files, parquet
@@ -678,7 +681,33 @@ def remove_retained(plan: Plan, *, state: str | StatePath | None = None) -> list
             reader = reader_name(held, node.name)
             removed += node.source.retained(reader, bookmarks)
             node.source.remove_retained(reader, bookmarks)
+        for destination, context in _retaining_destinations(root, plan):
+            removed += [Retained(place, 0) for place in destination.retained(context)]
+            destination.remove_retained(context)
     return removed
+
+
+@explain_errors_of_state
+def list_retained(plan: Plan, *, state: str | StatePath | None = None) -> list[Retained]:
+    """Return what other systems keep for a plan: for its sources until it was read, and of its destinations beside what
+    was delivered.
+
+    Raises:
+        UsageError: there is no state yet.
+        DeliveryError: another system does not answer.
+    """
+    plan.freeze()
+    root = existing_state(plan, state, "remove")
+    found = [each for kept in account.retained(root, plan).values() for each in kept]
+    places = [place for node, context in _retaining_destinations(root, plan) for place in node.retained(context)]
+    return [*found, *(Retained(place, 0) for place in places)]
+
+
+def _retaining_destinations(root: StatePath, plan: Plan) -> Iterator[tuple[Destination, DestinationContext]]:
+    """Yield the destinations that may keep something in other systems, each with its context."""
+    for node in plan.nodes:
+        if isinstance(node, DestinationNode) and type(node.destination).retained is not Destination.retained:
+            yield node.destination, context_of(plan, node, 0, sender_of(root))
 
 
 def submit_command(plan: Plan, state: str | StatePath | None, command: Command) -> Retried:

@@ -199,7 +199,9 @@ def test_verify_sees_what_was_lost_or_changed(where: Any) -> None:
     out = opened(where)
     out.write([delivery("kept", 1, "one"), delivery("changed", 2, "two")])
     where.write("changed", b"tow")
-    assert {each.id: each.intact for each in out.inventory(context())} == {"kept": True, "changed": False}
+    found = list(out.inventory(context()))
+    assert {each.id: each.intact for each in found} == {"kept": True, "changed": False}
+    assert {(each.source, each.version) for each in found} == {("files", f"{n:032x}") for n in (1, 2)}
     out.close()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import account
+from ferryman import account, limits
 from ferryman.document import Document
 from ferryman.engine.migration import migrate
 from ferryman.errors import PermanentError, Unavailable, UsageError
@@ -293,6 +293,33 @@ def test_a_row_that_is_not_kept_any_more(place: Path) -> None:
     world.run()
     [row] = account.deliveries(state_root(world.plan, place / "state"), status="rejected", plan=world.plan)
     assert "kept_batches" in row["message"]
+
+
+@pytest.mark.rule("stream.again", "stream.foreign")
+def test_many_batches_leave_few_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of old batches does not grow for ever, and a checkpoint from before is still refused."""
+    monkeypatch.setattr(limits, "STREAM_RECORDS", 5)
+    world = World(place, kept_batches=2)
+    world.spark.per_batch = 1
+    world.put(0)
+    world.run()
+    shutil.copytree(world.checkpoint, place / "older")
+    world.put(*range(1, 20))
+    world.run()
+    assert world.numbers() == list(range(20))
+    assert len(list((world.folder / "batches").iterdir())) <= 5 + 2
+    for path in (world.checkpoint / "commits").iterdir():
+        if int(path.name) > 17:
+            path.unlink()
+    assert world.run().waves == 0
+    world.put(20)
+    assert world.run().delivered == 1
+    assert fsck(world.plan, state=place / "state") == []
+    shutil.rmtree(world.checkpoint)
+    (place / "older").rename(world.checkpoint)
+    assert world.run().exit == 4
+    assert "its checkpoint is older than the state" in world.reason()
+    assert world.numbers() == list(range(21))
 
 
 def test_what_is_no_stream_is_refused(place: Path) -> None:

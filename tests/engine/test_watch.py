@@ -96,6 +96,7 @@ def watching(place: Path, plan: Plan, **settings: Any) -> Iterator[Watched]:
         run = Run(s, InProcess(), observer, RunSettings(wait=0, **settings))
         run.recover()
         run.turn()
+        watch.wait(time.monotonic() + LONG_S, lambda: True)  # it takes note that nothing is listed any more
         yield Watched(place, plan, run, watch, messages)
         summary = run.finish()
     messages += observer.messages
@@ -210,6 +211,63 @@ def test_a_folder_is_renamed(place: Path, corpus: Path) -> None:
     with watching(place, plan_of(place, Files(corpus, max_deleted=1.0))) as w:
         (corpus / "old").rename(corpus / "new")
         assert w.until({"new/x": "1"})[-1] == {"s0": None}
+
+
+def test_a_folder_is_swapped_for_another(place: Path, corpus: Path) -> None:
+    """As a site is deployed: what only the old one had is deleted, though no event names its files."""
+    (corpus / "site").mkdir()
+    (place / "next").mkdir()
+    for name in "site/a", "site/b":
+        (corpus / name).write_text("1")
+    (place / "next" / "a").write_text("2")
+    with watching(place, plan_of(place, Files(corpus, max_deleted=1.0))) as w:
+        (corpus / "site").rename(place / "previous")
+        (place / "next").rename(corpus / "site")
+        assert w.wait(60.0) == only(folders=("site",))
+        assert w.wait(60.0) == {"s0": None}
+        w.run.turn()
+        assert w.there() == {"site/a": "2"}
+
+
+def test_a_file_that_goes_right_after_it_was_listed(place: Path, corpus: Path) -> None:
+    """It was being written when everything was listed, and went before anything was looked at again."""
+    (corpus / "b").write_text("1")
+    with watching(place, plan_of(place, Files(corpus, max_deleted=1.0))) as w:
+        assert w.wait(0.0) is None
+        with (corpus / "a").open("w") as file:
+            file.write("1")
+            file.flush()
+            w.run.turn()
+        assert w.there() == {"a": "1", "b": "1"}
+        (corpus / "a").unlink()
+        assert w.wait(60.0) == {"s0": None}
+        w.run.turn()
+        assert w.there() == {"b": "1"}
+
+
+class Returning(Files):
+    """One of its documents is there again just after it was listed, the first times."""
+
+    def still_there(self, ids: Any) -> str:
+        seen = Path(f"{self.root}.seen")
+        with seen.open("a") as file:
+            file.write("x")
+        return "b was made again" if seen.stat().st_size <= 2 else super().still_there(ids)
+
+
+def test_an_incomplete_listing_is_repeated(place: Path, corpus: Path) -> None:
+    """What it had missed may be back by now, and what has gone since is deleted then: no event says so again."""
+    for name in "abc":
+        (corpus / name).write_text("1")
+    with watching(place, plan_of(place, Returning(corpus, max_deleted=1.0))) as w:
+        (corpus / "a").unlink()
+        for _ in range(3):
+            assert w.there() == dict.fromkeys("abc", "1")
+            assert w.wait(60.0) == {"s0": None}
+            w.run.turn()
+            w.watch.list_again("", w.run.take_contradicted())
+        assert w.there() == {"b": "1", "c": "1"}
+        assert any("b was made again, but not in the listing" in message for message in w.run.finish().messages)
 
 
 @pytest.mark.rule("watch.unfinished")

@@ -1,4 +1,4 @@
-"""Runs in forked children of the zygote: a plan from Kafka to Kafka or SQLite, with a crash point armed."""
+"""Runs in forked children of the zygote: a plan from Kafka to Kafka, SQLite or OpenSearch, with a crash point armed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from ferryman import crash, limits
 from ferryman.destinations import Kafka as ToKafka
-from ferryman.destinations import Sql
+from ferryman.destinations import OpenSearch, Sql
 from ferryman.document import Document
 from ferryman.errors import StateLost
 from ferryman.plan import Plan
@@ -28,8 +28,9 @@ OVERTAKEN = "overtaken"
 class Job(msgspec.Struct):
     """A run: where from and where to, and how it ends before its end.
 
-    ``alone``: tasks are run in its own process, so that a kill ends both. ``stop``: locks do not work, and the armed
-    point stops the process in place of killing it.
+    ``into``: "kafka", "sqlite", or the URL of an OpenSearch, whose index has the topic's name. ``alone``: tasks are run
+    in its own process, so that a kill ends both. ``stop``: locks do not work, and the armed point stops the process in
+    place of killing it.
     """
 
     url: str
@@ -53,6 +54,8 @@ def plan_of(job: Job) -> Plan:
     doubled = plan.source("messages", Kafka(job.url, job.topic)).step("double", double)
     if job.into == "kafka":
         doubled.destination("out", ToKafka(job.url, f"{job.topic}-out", key="kafka.key"), batch=20)
+    elif job.into.startswith("http"):
+        doubled.destination("out", OpenSearch(job.into, job.topic, refresh=True), batch=20)
     else:
         doubled.destination("out", Sql(f"sqlite:///{job.root}/out.db", columns={"n": "n", "twice": "twice"}), batch=20)
     return plan

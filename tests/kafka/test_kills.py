@@ -6,16 +6,19 @@ from __future__ import annotations
 import random
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from ferryman import crash
 from ferryman.crash import KAFKA
-from tests.kafka.child import OVERTAKEN
+from ferryman.operations import list_retained, remove_retained
+from tests.destinations.search_index import SearchIndex
+from tests.kafka.child import OVERTAKEN, Job, plan_of
 from tests.servers.kafka import KafkaServer
 from tests.support.kafka_topics import Topics
 from tests.support.tiers import sampled
@@ -62,6 +65,11 @@ class Pipe:
                 rows = db.execute("SELECT n, twice FROM documents").fetchall()
             assert sorted(int(n) for n, _ in rows) == list(range(self.written))
             assert all(int(twice) == 2 * int(n) for n, twice in rows)
+            return
+        if self.into.startswith("http"):
+            documents = SearchIndex(self.into, self.topic).documents()
+            assert sorted(each["n"] for each in documents.values()) == list(range(self.written))
+            assert all(each["twice"] == 2 * each["n"] for each in documents.values())
             return
         by_key: dict[bytes, list[int]] = {}
         for record in self.topics.read(f"{self.topic}-out"):
@@ -123,6 +131,23 @@ def test_a_late_worker_wakes_up(zygote: Zygote, topics: Topics, place: Path, poi
     pipe.check()
 
 
+def test_what_a_killed_plan_leaves_is_removed(zygote: Zygote, topics: Topics, place: Path) -> None:
+    """Nobody waits for its transaction any more, and its topic of marks is gone; what was delivered stays."""
+    pipe = Pipe(topics, place)
+    code, said = zygote.run(**pipe.job, arm=("kafka.sent:3", str(place / "killed")))
+    assert code == -9, said
+    out = f"{pipe.topic}-out"
+    before = topics.read(out)
+    assert topics.cluster.open_transactions(out)
+    plan = plan_of(Job(**pipe.job))  # type: ignore[arg-type]
+    [kept] = list_retained(plan, state=place / "state")
+    assert remove_retained(plan, state=place / "state") == [kept]
+    assert topics.cluster.open_transactions(out) == {}
+    assert topics.read(out) == before
+    assert not any(name in kept.place for name in topics.admin.list_topics(timeout=30).topics if "marks" in name)
+    assert list_retained(plan, state=place / "state") == remove_retained(plan, state=place / "state") == []
+
+
 @pytest.mark.slow  # a broker starts in ten seconds
 @pytest.mark.parametrize("point", list(KAFKA))
 def test_the_broker_is_killed(zygote: Zygote, kafka: KafkaServer, topics: Topics, place: Path, point: str) -> None:
@@ -146,12 +171,16 @@ def test_the_broker_is_killed(zygote: Zygote, kafka: KafkaServer, topics: Topics
         ("kafka", 2, 1),
         pytest.param("kafka", 50, 2, marks=pytest.mark.slow),
         pytest.param("sqlite", 20, 3, marks=pytest.mark.slow),
+        ("opensearch", 3, 4),
+        pytest.param("opensearch", 50, 5, marks=pytest.mark.slow),
     ],
 )
-def test_it_is_killed_at_random(zygote: Zygote, topics: Topics, place: Path, into: str, kills: int, seed: int) -> None:
+def test_it_is_killed_at_random(
+    zygote: Zygote, topics: Topics, place: Path, server: Callable[[str], Any], into: str, kills: int, seed: int
+) -> None:
     """At a crash point or at any time, the driver or a worker, while more is written; then it is left alone."""
     chance = random.Random(seed)
-    pipe = Pipe(topics, place, into)
+    pipe = Pipe(topics, place, server(into).url if into == "opensearch" else into)
     points = [*RANDOM, *(KAFKA if into == "kafka" else ())] + list(KAFKA if into == "kafka" else ()) * 4
     killed, took = 0, 2.0
     while killed < kills:
@@ -167,6 +196,7 @@ def test_it_is_killed_at_random(zygote: Zygote, topics: Topics, place: Path, int
         killed += code == -9 or seen.exists()
         if code == 0:
             took = time.monotonic() - began if by_time else took
+            pipe.check()
             pipe.fill(chance.randint(20, 200))
     ended_well(zygote.run(**pipe.job))
     pipe.check()

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.plan_world import PlanWorld, place, trial
 
 from ferryman.document import Document
 from ferryman.errors import Misconfigured, TransientError, UsageError
+from ferryman.operations import retry
 from ferryman.sources import Bookmark, Complete, Cursor, CursorExpired, Note, Rows
 from ferryman.sources import functions as module
+
+__all__ = ["place", "trial"]
 
 
 def listed(source: Rows | Cursor, bookmarks: dict[str, Any] | None = None) -> list[Any]:
@@ -203,3 +207,19 @@ def test_what_is_deleted_and_what_has_expired() -> None:
 def test_bad_options_are_refused(make: Any) -> None:
     with pytest.raises(UsageError):
         make()
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_a_run_that_cannot_read_what_an_operator_asks_for_is_not_done(trial: PlanWorld, also: bool) -> None:
+    """Its exit and its count say the same as ``status``, also beside other documents that went through."""
+    rows = [({"id": "a"}, 1), ({"id": "b"}, 2)]
+    trial.build(source=Cursor(lambda at: [row for row in rows if row[1] > at], start=0, ordered=True))
+    assert trial.run().exit == 0
+    retry(trial.plan, state=trial.state, force=True)
+    rows += [({"id": "c"}, 3)] if also else []
+    for _ in range(2):
+        summary = trial.run(wait=0)
+        assert (summary.exit, summary.pending) == (4, 2)
+        assert trial.status()["destinations"]["out"]["pending"] == 2
+    rows += [({"id": "a"}, 4), ({"id": "b"}, 5)]
+    assert trial.run(wait=0).exit == 0

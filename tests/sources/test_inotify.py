@@ -86,6 +86,41 @@ def test_what_comes_and_goes_unseen_is_nothing(tmp_path: Path, events: FolderEve
     assert not events.has_gone
 
 
+def test_what_comes_and_goes_while_files_are_listed_has_gone(tmp_path: Path, events: FolderEvents) -> None:
+    """A listing may have seen it, though its events are read only later."""
+    begun = (tmp_path / "begun").open("w")
+    assert not events.read()
+    events.begin_listing()
+    begun.close()
+    (tmp_path / "begun").unlink()
+    events.read()
+    assert events.take_gone()
+    (tmp_path / "upload.1").write_text("1")
+    (tmp_path / "upload.1").unlink()
+    events.read()
+    events.end_listing()
+    assert events.take_gone()
+    (tmp_path / "upload.2").write_text("1")
+    (tmp_path / "upload.2").unlink()
+    events.read()
+    assert not events.has_gone
+
+
+def test_another_folder_takes_the_name_of_one(tmp_path: Path) -> None:
+    """What the old one had has gone, although its name is there."""
+    inside = tmp_path / "in"
+    (inside / "site").mkdir(parents=True)
+    (tmp_path / "next").mkdir()
+    events = watched(inside)
+    (inside / "site").rename(tmp_path / "previous")
+    (tmp_path / "next").rename(inside / "site")
+    events.read()
+    assert events.take() == TouchedFiles(folders=frozenset({"site"}))
+    assert events.take_gone()
+    assert not events.has_gone
+    events.close()
+
+
 def test_a_folder_moved_here_is_named_and_watched(tmp_path: Path) -> None:
     inside, outside = tmp_path / "in", tmp_path / "out"
     (outside / "a" / "b").mkdir(parents=True)

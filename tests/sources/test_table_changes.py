@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 from tests.support.plan_world import PlanWorld, place, trial
 
-from ferryman.errors import Misconfigured, UsageError
+from ferryman.document import Document
+from ferryman.errors import Misconfigured, TransientError, UsageError
+from ferryman.operations import retry
 from ferryman.sources import TableChanges
 
 __all__ = ["place", "trial"]
@@ -98,6 +100,42 @@ def test_versions_without_changes_move_the_bookmark(lake: Lake) -> None:
     assert lake.found() == lake.rows()
     lake.table.optimize.compact()
     assert lake.run().exit == 0
+
+
+def test_a_row_that_an_operator_asks_for_is_read_again(lake: Lake) -> None:
+    """The feed has nothing new of it. One whose content was kept, since its step failed, comes as it was."""
+
+    def step(doc: Document) -> Document:
+        if doc["text"] == "first 3" and not (lake.world.folder / "mended").exists():
+            raise TransientError("not yet")
+        return doc
+
+    lake.world.build(step, source=TableChanges(str(lake.path), max_deleted=1.0), called={"attempts": 100}, backoff=3600)
+    assert lake.run().exit == 4
+    (lake.world.folder / "mended").touch()
+    sent = len(lake.world.out().lines())
+    retry(lake.world.plan, state=lake.world.state, force=True)
+    retry(lake.world.plan, state=lake.world.state, status="pending")
+    assert lake.run().exit == 0
+    assert sorted(line["id"] for line in lake.world.out().lines()[sent:]) == ["1", "2", "3"]
+    assert lake.found() == lake.rows()
+    lake.write([4], mode="append")
+    lake.table.delete("id = 1")
+    retry(lake.world.plan, state=lake.world.state, force=True)
+    assert lake.run().exit == 0
+    assert lake.found() == lake.rows()
+
+
+@pytest.mark.parametrize("ids", [["it's", 'a "b"', "ü/1", "7"], [7, -7, 0]])
+def test_rows_of_any_ids_are_read_again(trial: PlanWorld, ids: list[Any]) -> None:
+    path = str(trial.folder / "table")
+    deltalake.write_deltalake(path, pa.table({"id": ids, "text": ["x"] * len(ids)}), configuration=FEED)
+    trial.build(source=TableChanges(path, max_deleted=1.0))
+    trial.run()
+    first = trial.out().arrived()
+    retry(trial.plan, state=trial.state, force=True, document=first[0])
+    assert trial.run().exit == 0
+    assert trial.out().arrived() == [*first, first[0]]
 
 
 def vacuum(lake: Lake) -> None:

@@ -27,10 +27,11 @@ class FakeSpark(InProcess):
     Args:
         per_batch: most rows of a batch.
         before: called before each batch (to fail).
+        fork: run each task in a child process; the rows of a batch are stored by this one.
     """
 
-    def __init__(self, per_batch: int = 3, before: BeforeBatch = lambda batch: None) -> None:
-        super().__init__()
+    def __init__(self, per_batch: int = 3, before: BeforeBatch = lambda batch: None, *, fork: bool = False) -> None:
+        super().__init__(fork=fork)
         self.per_batch = per_batch
         self.before = before
         self.queries: list[FakeQuery] = []

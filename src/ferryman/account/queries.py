@@ -159,7 +159,7 @@ def _only_rows_outstanding(state: State) -> bool:
     something."""
     if state.outbox.transaction(RANGES):
         return False
-    unsuccessful, waits = pc.field("status").isin(UNSUCCESSFUL), pc.field("due").is_valid()
+    unsuccessful, waits = pc.field("status").isin(UNSUCCESSFUL), pc.field("due").is_valid() | pc.field("forced")
     try:
         return not any(
             parquet.scan(table.paths(), schema).count_rows(filter=which)

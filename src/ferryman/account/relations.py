@@ -248,7 +248,7 @@ class View:
 
     def outstanding(self) -> dict[str, int]:
         """Count outstanding deliveries; see ``account.outstanding``."""
-        found = count(self._tables(), {}, UNSUCCESSFUL)
+        found = count(self._tables(), {}, (*UNSUCCESSFUL, Status.FORCE.value))
         pending = self._scalar("SELECT count(*) FROM waiting WHERE due IS NOT NULL") + found.pending_in_steps
         counts = {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": pending}
         if self._state.outbox.transaction(RANGES):
@@ -256,6 +256,8 @@ class View:
         for (_, status, _), number in found.ends.items():
             if (word := display_status(status, "upsert")) in ("failed", "rejected", "in_doubt"):
                 counts[word] += number
+            elif status == Status.FORCE.value:  # no listing has had its document since
+                counts["pending"] += number
         return counts
 
     def _pending_ranges(self) -> int:

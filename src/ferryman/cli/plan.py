@@ -91,22 +91,18 @@ def remove(
 ) -> None:
     """List what a plan has left in other systems, such as replication slots; with --yes, remove it.
 
-    For a plan that will not run again: its sources could not go on from where they were. The state is not touched; once
-    this is done, its folder may be deleted.
+    For a plan that will not run again: its sources could not go on from where they were, and what it still had to
+    deliver might come twice. What was delivered stays. The state is not touched; once this is done, its folder may be
+    deleted.
     """
-    from ferryman import account
-    from ferryman.operations import existing_state, remove_retained
+    from ferryman.operations import list_retained, remove_retained
     from ferryman.plan.load import load_plan, plan_file
     from ferryman.state.state import state_root
 
     loaded = load_plan(plan)
     loaded.check()
     folder = state_root(loaded, state, plan_file(plan)).parent
-    root = existing_state(loaded, folder, "remove")
-    if yes:
-        found = remove_retained(loaded, state=folder)
-    else:
-        found = [each for kept in account.retained(root, loaded).values() for each in kept]
+    found = (remove_retained if yes else list_retained)(loaded, state=folder)
     if json:
         print_json({"removed": yes, "retained": [each._asdict() for each in found]})
         return
@@ -115,7 +111,7 @@ def remove(
     if not found:
         print_line("There is nothing of this plan in other systems.")
     elif yes:
-        print_line(f"The state is still there: {root}")
+        print_line(f"The state is still there: {state_root(loaded, folder)}")
     else:
         print_line(f"To remove it: {next_command('plan remove', plan, '--yes', state=state)}")
 

@@ -375,6 +375,15 @@ class Destination:
         whether a delivery that ``inventory`` lacks was lost."""
         return False
 
+    def retained(self, context: DestinationContext) -> list[str]:
+        """Return what it keeps in other systems for this state beside what was delivered, such as a topic of its own:
+        names and places, without secrets; for ``plan remove``."""
+        return []
+
+    def remove_retained(self, context: DestinationContext) -> None:
+        """Have other systems keep nothing for this state beside what was delivered; there may be nothing. It will not
+        be delivered to from this state again. Called while no worker is at work; it may be repeated."""
+
     def begin_pass(self, context: DestinationContext) -> None:
         """Make sure that no call of ``write`` in an earlier pass takes effect from now on, and prepare what the lanes
         of this pass share. Raises what ``check`` raises.

@@ -48,10 +48,17 @@ DOCUMENTS: Final = sa.Table(
     sa.Column("delivery_hash", sa.Text, nullable=False),
     sa.Column("operation", sa.Text, nullable=False),
     sa.Column(CONTENT_HASH, sa.Text),
+    sa.Column("source", sa.Text),
+    sa.Column("version", sa.Text),
+    sa.Column("route", sa.Text),
     sqlite_with_rowid=False,
 )
 """Index of the directory: the last delivery of each id, deletes too. Operation "new": the name is only reserved.
-Without ``path_key`` the path depends on the content, and many ids may share it."""
+Without ``path_key`` the path depends on the content, and many ids may share it. Source, version and route, as text with
+slashes, tell the files of one plan from those of another."""
+
+_LATER_COLUMNS: Final = (CONTENT_HASH, "source", "version", "route")
+"""Columns that an index which an older Ferryman made does not have."""
 
 WRITERS_OF_FOLDER: Final = sa.Table(
     WRITERS,
@@ -123,8 +130,10 @@ class LocalIndex:
         with engine.connect() as connection, connection.begin():
             DOCUMENTS.create(connection, checkfirst=True)
             WRITERS_OF_FOLDER.create(connection, checkfirst=True)
-            if CONTENT_HASH not in index_columns(connection):  # an older Ferryman made it
-                connection.exec_driver_sql(f"ALTER TABLE documents ADD COLUMN {CONTENT_HASH} TEXT")
+            there = index_columns(connection)
+            for name in _LATER_COLUMNS:
+                if name not in there:
+                    connection.exec_driver_sql(f"ALTER TABLE documents ADD COLUMN {name} TEXT")
 
     def identity(self) -> str:
         return read_identity(self._folder)
@@ -177,11 +186,25 @@ def read_identity(folder: TargetFolder) -> str:
 # Elsewhere: files of rows, and a copy of them in a database of this process.
 
 
+class _IndexRow(msgspec.Struct, array_like=True):
+    """Row of ``DOCUMENTS``."""
+
+    id: str
+    path: str
+    path_key: str | None
+    sequence: int
+    delivery_hash: str
+    operation: str
+    content_hash: str | None
+    source: str | None = None
+    version: str | None = None
+    route: str | None = None
+
+
 class _IndexPart(msgspec.Struct, array_like=True):
     """File of an index."""
 
-    documents: list[tuple[str, str, str | None, int, str, str, str | None]]
-    """Rows of ``DOCUMENTS``."""
+    documents: list[_IndexRow]
     writers: list[tuple[str, str, int]]
     """Rows of ``WRITERS_OF_FOLDER``."""
 
@@ -210,7 +233,7 @@ class _Copy:
         """Add the rows of a file: of an id the last one counts."""
         with self.engine.begin() as connection:
             if part.documents:
-                connection.exec_driver_sql(_MERGE_DOCUMENTS, part.documents)
+                connection.exec_driver_sql(_MERGE_DOCUMENTS, [msgspec.structs.astuple(row) for row in part.documents])
             if part.writers:
                 connection.exec_driver_sql(_MERGE_WRITERS, part.writers)
         self.parts.add(name)
@@ -218,16 +241,18 @@ class _Copy:
 
 _COPY: Final = (
     f"""CREATE TABLE documents (id TEXT PRIMARY KEY, path TEXT NOT NULL, path_key TEXT, sequence BIGINT NOT NULL,
-    delivery_hash TEXT NOT NULL, operation TEXT NOT NULL, {CONTENT_HASH} TEXT) WITHOUT ROWID""",
+    delivery_hash TEXT NOT NULL, operation TEXT NOT NULL, {CONTENT_HASH} TEXT, source TEXT, version TEXT, route TEXT)
+    WITHOUT ROWID""",
     "CREATE INDEX documents_path ON documents (path_key)",  # two ids may have one after two writers at the same time
     f"CREATE TABLE {WRITERS} (name TEXT, writer TEXT, sequence BIGINT, PRIMARY KEY (name, writer))",
 )
 
 _MERGE_DOCUMENTS: Final = f"""
-INSERT INTO documents (id, path, path_key, sequence, delivery_hash, operation, {CONTENT_HASH})
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO documents (id, path, path_key, sequence, delivery_hash, operation, {CONTENT_HASH}, source, version, route)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET path = excluded.path, path_key = excluded.path_key, sequence = excluded.sequence,
-    delivery_hash = excluded.delivery_hash, operation = excluded.operation, {CONTENT_HASH} = excluded.{CONTENT_HASH}
+    delivery_hash = excluded.delivery_hash, operation = excluded.operation, {CONTENT_HASH} = excluded.{CONTENT_HASH},
+    source = excluded.source, version = excluded.version, route = excluded.route
     WHERE excluded.sequence >= documents.sequence
 """
 
@@ -347,10 +372,10 @@ def _next_name(names: Iterable[str]) -> str:
     return f"{max(numbers, default=0) + 1:012d}-{uuid.uuid4().hex[:12]}.json"
 
 
-def _rows_of(connection: sa.Connection, ids: Iterable[str]) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = []
+def _rows_of(connection: sa.Connection, ids: Iterable[str]) -> list[_IndexRow]:
+    rows: list[_IndexRow] = []
     for some in slices(ids, SLICE):
-        rows += [tuple(row) for row in connection.execute(sa.select(DOCUMENTS).where(DOCUMENTS.c.id.in_(some)))]
+        rows += [_IndexRow(*row) for row in connection.execute(sa.select(DOCUMENTS).where(DOCUMENTS.c.id.in_(some)))]
     return rows
 
 

@@ -279,15 +279,18 @@ class Directory(Destination):
             if index is None:
                 return
             d = DOCUMENTS.c
-            written_hash = d[CONTENT_HASH] if CONTENT_HASH in index_columns(index) else sa.null()
-            query = sa.select(d.id, d.path, d.delivery_hash, written_hash).where(d.operation == "upsert")
+            there = index_columns(index)
+            later = [d[name] if name in there else sa.null() for name in (CONTENT_HASH, "source", "version", "route")]
+            query = sa.select(d.id, d.path, d.delivery_hash, *later).where(d.operation == "upsert")
             for some in (None,) if ids is None else slices(ids, SLICE):
                 rows = index.execution_options(yield_per=SLICE).execute(
                     query if some is None else query.where(d.id.in_(some))
                 )
-                for id, path, delivery_hash, written in rows:
+                for id, path, delivery_hash, written, source, version, route in rows:
                     with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                        yield Stored(id, delivery_hash, self._is_intact(path, written))
+                        names = tuple(route.split("/")) if route else ()
+                        intact = self._is_intact(path, written)
+                        yield Stored(id, delivery_hash, intact, source or "", version or "", names)
 
     def _is_intact(self, path: str, written: str | None) -> bool | None:
         """Return whether a file has the content with this hash; None: it is not known.
@@ -488,6 +491,7 @@ class IndexedFolder:
             values: dict[str, Any] = {"sequence": delivery.sequence, "delivery_hash": delivery.hash}
             values |= {"operation": delivery.operation}
             values[CONTENT_HASH] = None if body.data is None else _FileHash(body.data).hexdigest()
+            values |= {"source": delivery.source, "version": delivery.version, "route": "/".join(delivery.route)}
             if body.content:
                 values["path"] = body.content
             self._connection.execute(sa.update(DOCUMENTS).where(DOCUMENTS.c.id == delivery.id).values(values))

@@ -259,6 +259,19 @@ class Kafka(Destination):
             return True
         return any(self.cluster.first_offsets(self.topic, topic.partitions).values())
 
+    def retained(self, context: DestinationContext) -> list[str]:
+        """Return the topic of marks, if there is one."""
+        name = marks_name(context)
+        return [] if self.cluster.topic(name) is None else [f"topic {name} at {self.cluster.servers}"]
+
+    def remove_retained(self, context: DestinationContext) -> None:
+        """End every transaction of this state, for which readers would wait, and delete the topic of marks."""
+        marks = marks_name(context)
+        if (topic := self.cluster.topic(marks)) is None:
+            return
+        self._end_all_transactions(marks, len(topic.partitions), context)
+        self.cluster.delete_topic(marks)
+
     def begin_pass(self, context: DestinationContext) -> None:
         """Make the topic of marks, with a partition for each lane, and end every transaction of earlier passes.
 
@@ -271,10 +284,7 @@ class Kafka(Destination):
         marks = self._marks_of(context)
         lanes = marks.create(context.lanes, self._existing_topic().replicas)
         crash.point("kafka.marks")
-        timeout_s = context.send_timeout * _OF_SEND_TIMEOUT
-        with ThreadPoolExecutor(min(lanes, _ENDED_AT_ONCE)) as pool:
-            list(pool.map(lambda lane: self._end_transactions(marks.name, lane, timeout_s), range(lanes)))
-        crash.point("kafka.fenced")
+        self._end_all_transactions(marks.name, lanes, context)
 
     def open(self, context: DestinationContext) -> None:
         if context.guarantee is Guarantee.EXACTLY_ONCE:
@@ -351,6 +361,12 @@ class Kafka(Destination):
                 f"a transaction would last up to {timeout_s:g} s (transaction_timeout=), and the brokers allow "
                 f"{int(most_ms) / 1000:g} s (transaction.max.timeout.ms): shorten it and send_timeout="
             )
+
+    def _end_all_transactions(self, marks: str, lanes: int, context: DestinationContext) -> None:
+        timeout_s = context.send_timeout * _OF_SEND_TIMEOUT
+        with ThreadPoolExecutor(min(lanes, _ENDED_AT_ONCE)) as pool:
+            list(pool.map(lambda lane: self._end_transactions(marks, lane, timeout_s), range(lanes)))
+        crash.point("kafka.fenced")
 
     def _end_transactions(self, marks: str, lane: int, timeout_s: float) -> None:
         """End what an earlier holder of a lane's id has left open, and fence the holder."""

@@ -118,11 +118,16 @@ class FlowRun:
 
     def _follow(self, watch: EventWatch, until: float) -> None:
         """Process what changes, and what comes due, until it is time for the next period."""
+        self._list_again(watch)
         while self._lost is None and (found := watch.wait(until, self._have_work)) is not None:
             for plan in self._plans:
                 plan.to_list = found.get(plan.name, {})
             self._run_rounds(until)
+            self._list_again(watch)
             self._for_each_plan(lambda plan: plan.notify())
+
+    def _list_again(self, watch: EventWatch) -> None:
+        self._for_each_plan(lambda plan: watch.list_again(plan.name, plan.take_contradicted()))
 
     def _have_work(self) -> bool:
         """Return whether a plan has work that needs no scan."""
@@ -346,6 +351,10 @@ class FlowPlan:
     @property
     def _logs_have_grown(self) -> bool:
         return self._run is not None and self._run.logs_have_grown
+
+    def take_contradicted(self) -> set[str]:
+        """Return the sources of which a listing missed what is there, see ``Run.take_contradicted``."""
+        return self._call_run(lambda run: run.take_contradicted()) or set()
 
     def notify(self) -> None:
         """Send notifications, see ``Run.notify``."""

@@ -154,12 +154,19 @@ class Run:
 
     def _follow(self, watch: EventWatch, until: float) -> None:
         """Process what changes, and what comes due, until it is time for the next full scan."""
+        watch.list_again("", self.take_contradicted())
         while (found := watch.wait(until, self.has_work)) is not None:
             before = self._state.wave
             self.turn(scan=found.get("", {}))
+            watch.list_again("", self.take_contradicted())
             self._idle_turns = 0 if found or self._state.wave > before else self._idle_turns + 1
             self._due_ignored_until = self._clock.now() + (backoff_s(self._idle_turns) if self._idle_turns else 0.0)
             self.notify(limits.NOTIFY_EVERY_S)
+
+    def take_contradicted(self) -> set[str]:
+        """Return the sources of which a listing since the last call missed what is there."""
+        found, self._scanning.contradicted = self._scanning.contradicted, set()
+        return found
 
     def has_work(self) -> bool:
         """Return whether there is work that needs no scan; asked now and then by a run that watches."""

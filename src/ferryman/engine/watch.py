@@ -17,7 +17,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Self
 
 from ferryman import limits
@@ -101,13 +101,24 @@ class EventWatch:
         began = time.monotonic()
         took = began - self._looked_at
         self._burst_s = max(limits.WATCH_BURST_S, took)
+        for each in self.sources:
+            self._read(each)
         with self.lock:
             for each in self._listed:
                 each.was_listed(began, took)
+            for each in self.sources:
+                each.end_listing()
         try:
             return self._wait(until, has_work)
         finally:
             self._looked_at = time.monotonic()
+
+    def list_again(self, plan: str, sources: Collection[str]) -> None:
+        """List all of these sources again soon: what was missing in their listings is there."""
+        with self.lock:
+            for each in self.sources:
+                if each.plan == plan and each.name in sources:
+                    each.list_again(time.monotonic())
 
     def _wait(self, until: float, has_work: Callable[[], bool]) -> dict[str, Look] | None:
         next_tick = time.monotonic()
@@ -197,6 +208,7 @@ class EventWatch:
             return
         with self.lock:
             each.events, each.polled = events, False
+            events.begin_listing()  # it is on, or begins
         self._selector.register(events.fileno(), selectors.EVENT_READ, each)
         os.write(self._wake_writer, b"\1")
 
@@ -257,6 +269,9 @@ class _WatchedSource:
         self._poll_at = 0.0
         self._list_at = 0.0
         """Monotonic time before which a change does not have all of it listed again."""
+        self._again_at: float | None = None
+        self._again_s = limits.WATCH_POLL_S
+        """When all of it is listed again, since the last listing was not complete, and the pause before that."""
 
     def read(self, now: float) -> bool:
         """Read the events that wait, and return whether there is anything to take.
@@ -274,10 +289,10 @@ class _WatchedSource:
     def due(self, now: float) -> float | None:
         """Return the monotonic time at which there is something to take; None: nothing has changed."""
         if self.events is None:
-            return self._poll_at if self.polled else None
+            return self._poll_at if self.polled else self._again_at
         if self.events.overflowed:
             return max(now, self._list_at)
-        times = []
+        times = [] if self._again_at is None else [self._again_at]
         if self.events.is_changed:
             times.append(now if self._lists_parts else max(now, self._list_at))
         if self._gone_since is not None:
@@ -289,7 +304,8 @@ class _WatchedSource:
         due = self.due(now)
         if due is None or due > now:
             return _NOTHING
-        if self.events is None or self.events.overflowed or not self._lists_parts:
+        again = self._again_at is not None and now >= self._again_at
+        if self.events is None or self.events.overflowed or not self._lists_parts or again:
             self.forget()
             return None
         if self._gone_since is not None and now >= max(self._gone_since + limits.WATCH_GONE_S, self._list_at):
@@ -301,13 +317,24 @@ class _WatchedSource:
 
     def forget(self) -> None:
         """Forget what has changed, since all is going to be listed."""
-        self._gone_since = None
+        self._gone_since = self._again_at = None
         if self.events is not None:
             self.events.forget()
+
+    def end_listing(self) -> None:
+        if self.events is not None:
+            self.events.end_listing()
+
+    def list_again(self, now: float) -> None:
+        """Have all of it listed again, later and later as long as it is asked for."""
+        self._again_at = now + self._again_s
+        self._again_s *= 2
 
     def was_listed(self, now: float, took_s: float) -> None:
         """Record that all of it was listed, so that listings take a share of the time only."""
         self._list_at = now + took_s
+        if self._again_at is None:
+            self._again_s = limits.WATCH_POLL_S
         self._poll_at = now + max(limits.WATCH_POLL_S, limits.WATCH_POLL_SHARE * took_s)
 
     def lose(self) -> None:

@@ -320,6 +320,18 @@ class Cluster:
                     raise
         self.await_so(lambda: bool((topic := self.topic(name)) and topic.partitions and topic.in_sync), f"topic {name}")
 
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic, and wait until the brokers know it; one that is not there stays so."""
+        from confluent_kafka import KafkaException
+
+        with self.errors(f"topic {name} cannot be deleted"):
+            try:
+                self.admin().delete_topics([name], request_timeout=REQUEST_S)[name].result()
+            except KafkaException as e:
+                if e.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                    raise
+        self.await_so(lambda: self.topic(name) is None, f"the deletion of topic {name}")
+
     def add_partitions(self, name: str, partitions: int) -> None:
         """Add partitions to a topic until it has this number."""
         from confluent_kafka import KafkaException

@@ -150,8 +150,11 @@ class FolderEvents:
         self._files: set[str] = set()
         self._folders: set[str] = set()
         self._gone: set[str] = set()
+        self._folder_has_gone = False
+        """A folder was removed or moved away. One that has its name by now need not have its files."""
         self._created: set[str] = set()
-        """Files that are being written and were not there before."""
+        """Files that are being written and were not there before, and that no listing can have seen."""
+        self._is_listed = False
         self.overflowed = False
         """There was more than is remembered: only a listing of everything finds all of it."""
         self.lost_events = False
@@ -206,23 +209,39 @@ class FolderEvents:
     def take(self) -> TouchedFiles:
         """Return the files and folders to list that have changed since the last call, and forget them."""
         changes = TouchedFiles(frozenset(self._files), frozenset(self._folders))
+        if self._folders:
+            self.begin_listing()
         self._created -= self._files
         self._files.clear()
         self._folders.clear()
         return changes
 
     def take_gone(self) -> bool:
-        """Return whether files or folders that were removed or moved away since the last call are still missing, and
-        forget them. Those of which the name is there again were saved by renaming."""
-        gone = any(not os.path.lexists(self._path(name)) for name in self._gone)
-        self._gone.clear()
+        """Return whether files that were removed or moved away since the last call are still missing, or a folder was,
+        and forget them. Files of which the name is there again were saved by renaming."""
+        gone = self._folder_has_gone or any(not os.path.lexists(self._path(name)) for name in self._gone)
+        self._forget_gone()
         return gone
 
     def forget(self) -> None:
         """Forget all that has changed, since everything is going to be listed."""
         self.take()
-        self._gone.clear()
+        self._forget_gone()
+        self.begin_listing()
         self.overflowed = self.lost_events = False
+
+    def _forget_gone(self) -> None:
+        self._gone.clear()
+        self._folder_has_gone = False
+
+    def begin_listing(self) -> None:
+        """Take note that from now on, until ``end_listing``, files are listed that no event has named."""
+        self._is_listed = True
+        self._created.clear()
+
+    def end_listing(self) -> None:
+        """Take note that nothing is listed any more. All events of the time before were read."""
+        self._is_listed = False
 
     def watch_again(self) -> None:
         """Watch the folders of which no event has told: it was lost, or they could not be watched then.
@@ -255,7 +274,7 @@ class FolderEvents:
             else:
                 self._gone.add(name)
         elif mask & _CREATE and not self._is_whole(name):
-            if name not in self._gone:
+            if name not in self._gone and not self._is_listed:
                 self._created.add(name)
         else:
             self._files.add(name)
@@ -268,6 +287,7 @@ class FolderEvents:
             self._forget_tree(name)
             self._folders.discard(name)
             self._gone.add(name)
+            self._folder_has_gone = True
         elif mask & (_CREATE | _MOVED_TO):
             with _explain_limits(self._root):
                 self._watch_tree(name)

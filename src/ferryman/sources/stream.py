@@ -108,7 +108,9 @@ class Stream(Log):
     Args:
         read: a function of the SparkSession that returns a streaming DataFrame. It stays in the driver.
         id: None: each row is a document of its own, and its place in the stream is the id. Or the name of a column: a
-            row is a newer version of the document of its id.
+            row is a newer version of the document of its id. What the plan made of earlier rows of an id is not
+            remembered: what a step drops now, routes to another destination or makes no child of any more stays as it
+            was delivered.
         kept_batches: number of batches of which rows are kept after they were processed, for retries of single rows.
         ordered, on_error: see ``Log``.
         prefix: put before every id.
@@ -528,10 +530,14 @@ class StoredBatches:
         files.remove_all(self._folder / name for name in names if name not in named)
 
     def remove_old(self, position: int) -> None:
-        """Remove the rows of batches that are not kept any more. Their records stay, so that they are recognized."""
+        """Remove the rows of batches that are not kept any more. Their records stay for some time, so that they are
+        recognized; a batch before these is known as older by its number."""
         done = [record for record in self._records if record.end <= position]
         for record in done[: max(0, len(done) - self._kept)][-2:]:  # the others are removed already
             files.remove_all(self._folder / part for part, _ in record.parts if files.exists(self._folder / part))
+        if (old := len(done) - max(self._kept, limits.STREAM_RECORDS)) > 0:
+            files.remove_all(self._folder / name_of_record(record) for record in done[:old])
+            self._records = self._records[old:]
 
     def _remedy(self) -> str:
         return (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -23,6 +24,14 @@ OnVersionsLost = Literal["stop", "compare"]
 
 TABLE: Final = "table"
 """The bookmark."""
+
+_IDS: Final = "ids"
+"""Key of a partition that reads only the rows of these ids, for a retry."""
+
+_NAMED_IDS: Final = 1000
+"""Ids that a query names; if there are more, all rows are read and the others left out."""
+
+_WHOLE: Final = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 _FEED: Final = "delta.enableChangeDataFeed"
 _ADDED: Final = ("_change_type", "_commit_version", "_commit_timestamp")
@@ -73,7 +82,6 @@ class TableChanges(Source):
 
     lists_all = False
     keeps_content = True
-    comes_again = "A row of the table comes again when it changes."
 
     def __init__(
         self,
@@ -121,14 +129,22 @@ class TableChanges(Source):
     def partitions_after(self, bookmarks: Mapping[str, Any]) -> list[Any]:
         return [bookmarks.get(TABLE)]  # the table is opened by workers only: delta-rs does not survive a fork
 
+    def partitions_of_ids(self, ids: Collection[str], bookmarks: Mapping[str, Any]) -> list[Any] | None:
+        last = bookmarks.get(TABLE)
+        return [{**last, _IDS: sorted(ids)}] if last else []
+
     def listing(self, partition: dict[str, Any] | None) -> Iterator[Listed | Document | Bookmark | Complete | Note]:
-        """Yield what changed since the bookmark, or all rows.
+        """Yield what changed since the bookmark, or all rows; or the rows of some ids, as they are now.
 
         Raises:
             Misconfigured: there is no such table, it has no feed, or changes are lost.
             Unavailable: its store does not answer.
         """
         found = self._open()
+        if partition is not None and _IDS in partition:
+            if partition["table"] == str(found.metadata().id):  # else the next scan says that it was made again
+                yield from self._rows_of(found, partition[_IDS])
+            return
         self._check_feed(found)
         self._check_features(found)
         now = TableVersion(str(found.metadata().id), found.version())
@@ -222,6 +238,21 @@ class TableChanges(Source):
         with self._translated_errors():
             query = QueryBuilder().register("followed", found).execute("SELECT * FROM followed")
             yield from self._documents(_plain_batches(query), Document.of)
+
+    def _rows_of(self, found: DeltaTable, ids: Collection[str]) -> Iterator[Document]:
+        """Yield the rows of these ids."""
+        from deltalake import QueryBuilder
+
+        wanted = set(ids)
+        name = '"' + self.id.replace('"', '""') + '"'
+        kind = next((str(field.type.type) for field in found.schema().fields if field.name == self.id), "")
+        condition = "TRUE"  # others are read and left out
+        if len(wanted) <= _NAMED_IDS and (kind == "string" or all(map(_WHOLE.fullmatch, wanted))):
+            values = (f"'{id.replace(chr(39), chr(39) * 2)}'" if kind == "string" else id for id in sorted(wanted))
+            condition = f"{name} IN ({', '.join(values)})"
+        with self._translated_errors():
+            query = QueryBuilder().register("followed", found).execute(f"SELECT * FROM followed WHERE {condition}")
+            yield from (doc for doc in self._documents(_plain_batches(query), Document.of) if doc.id in wanted)
 
     def _changes(self, found: DeltaTable, version: int) -> Iterator[Listed | Document]:
         """Yield the deletes of a version, then its upserts: a row that is replaced is in both."""

@@ -55,6 +55,7 @@ from ferryman.sources import Bookmark, Complete, DataFrame, Doubt, Fetched, List
 from ferryman.sources.base import BytesRead, TouchedFiles
 from ferryman.state.source_memory import NOTHING_REMEMBERED, SourceMemory
 from ferryman.storage.files import StatePath, is_disk_full, path_of, path_to_write, upload
+from ferryman.storage.parquet import RowGroups
 
 _TASKS_A_SLOT: Final = 4
 """Listing tasks per task slot: enough to balance folders of different sizes."""
@@ -122,9 +123,11 @@ def list_sources(
         try:
             if node.name in unprepared:
                 raise unprepared[node.name]
-            if only is None or not node.source.keeps_content:
-                wanted = (entries if only is None else only).get(node.name)
-                memory = memories.get(node.name, NOTHING_REMEMBERED)
+            wanted = (entries if only is None else only).get(node.name)
+            memory = memories.get(node.name, NOTHING_REMEMBERED)
+            if only is not None and node.source.keeps_content:
+                partitions += _partitions_of_others(node, wanted or (), memory, kept)
+            else:
                 partitions += _partitions_of(node, wanted, memory, changes.get(node.name))
         except BaseException as e:  # whatever a user's source raises
             fail(node, e)
@@ -180,6 +183,23 @@ def _partitions_of(
     if not type(source).__module__.startswith("ferryman.") and (why := pickling_error(partitions)) is not None:
         raise Misconfigured(f"what its partitions() returns cannot be sent to the workers: {why}")
     return [(node.name, partition) for partition in partitions]
+
+
+def _partitions_of_others(
+    node: SourceNode, wanted: Collection[str], memory: SourceMemory, kept: Sequence[ListedPart]
+) -> list[tuple[str, Any]]:
+    """Return the partitions of the wanted ids whose content was not kept: an operator asks for them, not a step."""
+    source, left = node.source, set(wanted)
+    for part in kept:
+        if part.source == node.name and part.rows:
+            with RowGroups(part.path, ["id"]) as rows:
+                for group in rows.all_rows():
+                    left.difference_update(group["id"].to_pylist())
+    if not left:
+        return []
+    source.check()
+    named = source.partitions_of_ids([source.own_id(id) for id in left], memory.bookmarks)
+    return [(node.name, partition) for partition in named or ()]
 
 
 def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:

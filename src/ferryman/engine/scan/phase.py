@@ -50,6 +50,7 @@ class ScanPhase:
 
     Attributes:
         held: whether deletes were waiting for an operator in the last scan.
+        contradicted: sources of which a listing missed what is there, since somebody took note of it last.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class ScanPhase:
         self._report = report
         self._memories = SourceMemories(state)
         self.held = False
+        self.contradicted: set[str] = set()
 
     def run(self, *, only_pending: bool, look: Look | None = None) -> ChangeSet:
         """List the sources and return the changes. Scratch files stay until ``end``.
@@ -128,6 +130,7 @@ class ScanPhase:
         if rows := sum(batch.rows for batch in changes.batches):
             self._observer.outcome(describe_listing(listings, changes.batches))
             self._observer.planned(rows)
+        self.contradicted |= changes.contradicted
         self.held = bool(changes.too_many) or (self.held and (only_pending or look is not None))
         for note in (*changes.notes, *(WARNING + each for each in changes.too_many)):
             self._report(note)  # a scan for pending documents finds the same again
@@ -179,6 +182,8 @@ class ChangeSet(NamedTuple):
     """Messages why deletes wait for an operator; each names ``--allow-deletes``."""
     held: frozenset[str] = frozenset()
     """Sources with missing documents that are not deleted."""
+    contradicted: frozenset[str] = frozenset()
+    """Sources of which the listing missed what is there."""
 
 
 def detect_changes(
@@ -230,8 +235,10 @@ def detect_changes(
         for comparison, h in zip(comparisons.values(), held, strict=True):
             comparison.split_deleted(splitter, h.allowed_rows)  # last: replacements elsewhere are delivered first
         complete = not any(x.failures for x in listings) and not any(h.contradicted for h in held)
+        too_many = [why for h in held for why in h.too_many]
         sources = frozenset(x.source.name for x, h in zip(listings, held, strict=True) if h.too_many or h.contradicted)
-        return ChangeSet(splitter.finish(), notes, complete, [why for h in held for why in h.too_many], sources)
+        contradicted = frozenset(x.source.name for x, h in zip(listings, held, strict=True) if h.contradicted)
+        return ChangeSet(splitter.finish(), notes, complete, too_many, sources, contradicted)
 
 
 def _incomplete(listing: Listing, why: str) -> str:
