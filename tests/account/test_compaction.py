@@ -215,11 +215,12 @@ def test_new_documents_are_not_outdated(trial: PlanWorld, monkeypatch: pytest.Mo
         assert len(rows(state.root, "documents")) == 30
         assert not maintenance.has_outdated(state)
     monkeypatch.undo()
-    trial.put(*(f"d{turn}-{i}" for turn in range(3) for i in range(10)), text="changed")
-    trial.run(checked=False)
+    for some in (range(9), range(1, 10)):  # all but one of each file
+        trial.put(*(f"d{turn}-{i}" for turn in range(3) for i in some), text=f"changed from {some.start} on")
+        trial.run(checked=False)
     monkeypatch.setattr(limits, "COMPACT_FILES", 1)
     with trial.take() as state:
-        assert len(rows(state.root, "documents")) == 60
+        assert len(rows(state.root, "documents")) == 30 + 2 * 27
         assert maintenance.has_outdated(state)
     trial.run()
     found = rows(trial.root, "documents")

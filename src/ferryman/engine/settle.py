@@ -164,7 +164,8 @@ def settle(
         }
         fsync_folder(state.documents.folder)
         state.documents.commit("documents", adds=adds, removes=superseded, transactions=numbers)  # 5
-        state.retire(state.documents, superseded)
+        if superseded:
+            state.retire(state.documents, superseded)
     if state.outbox.transactions[SETTLED] < wave:
         publish_updates(state, wave, info["keyed"])
         touched = {path: parts for path, parts in info["files"].items() if path in state.outbox.files}
