@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ferryman.state.state import State
 from ferryman.storage import query
 from ferryman.storage.parquet import content_size, write_part
 from tests.support.invariants import rows
-from tests.support.plan_world import PlanWorld
+from tests.support.plan_world import Interrupted, PlanWorld, Until
 
 
 class Enough(Exception):
@@ -147,6 +148,51 @@ def test_two_documents_with_one_hash_are_two(state: State, small: None, monkeypa
     assert sorted(r["document"] for r in rows(state.root, "documents")) == sorted(f"d{i}" for i in range(10))
 
 
+@pytest.mark.parametrize("wave_bytes", [1, limits.WAVE_BYTES])
+def test_a_file_goes_with_the_wave_that_replaces_its_last_row(trial: PlanWorld, wave_bytes: int) -> None:
+    """However many waves it takes; no search for outdated rows is needed."""
+    ids = [f"d{i}" for i in range(20)]
+    for version in range(1, 4):
+        trial.put(*ids, text=f"version {version}")
+        trial.run(wave_bytes=wave_bytes)
+        found = rows(trial.root, "documents")
+        assert sorted((row["document"], row["revision"]) for row in found) == sorted((id, version) for id in ids)
+    assert trial.run().waves == 0
+
+
+def test_a_file_stays_for_one_document_that_has_not_changed(trial: PlanWorld) -> None:
+    """Also for one that was deleted at the source, and would come back."""
+    ids = [f"d{i}" for i in range(20)]
+    trial.put("same", *ids, text="version 1")
+    trial.run()
+    trial.put(*ids, text="version 2")
+    trial.run()
+    assert len(rows(trial.root, "documents")) == 41
+    trial.drop("same")
+    trial.run()
+    trial.put(*ids, text="version 3")
+    trial.run()
+    trial.put("same", text="back")
+    assert trial.run().documents == 1
+    assert max(row["revision"] for row in rows(trial.root, "documents") if row["document"] == "same") == 3
+    assert trial.run().waves == 0
+
+
+@pytest.mark.parametrize("phase", ["deliver", "settle"])
+def test_a_kill_forgets_only_what_was_counted(trial: PlanWorld, phase: str) -> None:
+    trial.put(*(f"d{i}" for i in range(20)), text="version 1")
+    trial.run()
+    trial.put(*(f"d{i}" for i in range(20)), text="version 2")
+    with contextlib.suppress(Interrupted):
+        trial.run(observer=Until(2, phase))
+    trial.run()
+    assert len(rows(trial.root, "documents")) == 40
+    trial.put(*(f"d{i}" for i in range(20)), text="version 3")
+    trial.run()
+    assert {row["revision"] for row in rows(trial.root, "documents")} == {1, 3}
+    assert trial.run().waves == 0
+
+
 def test_a_table_without_outdated_rows_is_looked_at_once(state: State, small: None) -> None:
     """And again when it has twice as many rows."""
     for wave in range(1, 9):
@@ -169,11 +215,12 @@ def test_new_documents_are_not_outdated(trial: PlanWorld, monkeypatch: pytest.Mo
         assert len(rows(state.root, "documents")) == 30
         assert not maintenance.has_outdated(state)
     monkeypatch.undo()
-    trial.put(*(f"d{turn}-{i}" for turn in range(3) for i in range(10)), text="changed")
-    trial.run(checked=False)
+    for some in (range(9), range(1, 10)):  # all but one of each file
+        trial.put(*(f"d{turn}-{i}" for turn in range(3) for i in some), text=f"changed from {some.start} on")
+        trial.run(checked=False)
     monkeypatch.setattr(limits, "COMPACT_FILES", 1)
     with trial.take() as state:
-        assert len(rows(state.root, "documents")) == 60
+        assert len(rows(state.root, "documents")) == 30 + 2 * 27
         assert maintenance.has_outdated(state)
     trial.run()
     found = rows(trial.root, "documents")

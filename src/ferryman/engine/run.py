@@ -40,7 +40,7 @@ from ferryman.engine.results import Look, Staged
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.phase import ChangeSet, ScanPhase
 from ferryman.engine.settings import DEFAULT_CLOCK, DEFAULT_SETTINGS, Clock, RunSettings
-from ferryman.engine.settle import RunTasks, has_late_answers, settle
+from ferryman.engine.settle import RunTasks, SupersededRows, has_late_answers, settle
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.summary import describe_staged
 from ferryman.engine.target_look import SampleVerification
@@ -121,6 +121,7 @@ class Run:
         self._scanning = ScanPhase(
             state, pickled_plan, runner, self._pending, self._progress, settings, self._add_message_once
         )
+        self._superseded = SupersededRows(state)
         self._upkeep = Upkeep(state, self._add_message_once)
         self._answers = AnswerUpkeep(state, self._add_message_once)
 
@@ -370,6 +371,7 @@ class Run:
         if positions or any(s.outbox or s.documents or s.ledger for s in staged):
             self._observer.staged(sum(part.rows for s in staged for _, part in s.outbox))
             self._commit(number, staged, positions)
+            self._superseded.add(batch, staged)
             self._logs.after_commit()
             self._scanning.after_commit()
             if next_batch and (defer_commands or not queued_commands(self._state)) and not self._backlog.too_large:
@@ -397,7 +399,7 @@ class Run:
             self._add_message(WARNING + failure)
         crash.point("deliver.done")
         self._observer.phase(number, "settle")
-        settled = settle(self._state, number, self._run_tasks)
+        settled = settle(self._state, number, self._run_tasks, superseded=self._superseded.files())
         if self._mirrors is not None:
             self._mirrors.wake()
         self._summary.waves += 1

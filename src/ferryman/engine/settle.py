@@ -7,7 +7,8 @@ Numbered as in the body of ``settle``; after a crash between any two, it is run 
 3. write the ledger events that no worker wrote: for chunks whose worker recorded their outcomes and then died, and for
    claimed chunks without a result
 4. commit the ledger: from now on the outcome of every row is final
-5. commit the wave's staged ``documents`` rows; then the states and exports of keyed nodes that 4 has named
+5. commit the wave's staged ``documents`` rows, in place of files of which all rows have newer ones by now; then the
+   states and exports of keyed nodes that 4 has named
 6. on executors, rewrite the outbox files that keep some of their rows; where the plan has an error queue, write a
    message for each row that failed for good
 7. remove the pass's journal, except for claims without a result: if one arrives late, the next settle handles it
@@ -30,6 +31,8 @@ import pyarrow.compute as pc
 
 from ferryman import crash
 from ferryman.document import encode_fields
+from ferryman.engine.results import Staged
+from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.plan import Plan, errors_node
 from ferryman.records.keys import UpdateResult
 from ferryman.records.rows import (
@@ -112,11 +115,38 @@ class Settled(NamedTuple):
     """Destination -> deliveries that were older than what it had."""
 
 
-def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> Settled:
+class SupersededRows:
+    """Rows of ``documents`` that this run has replaced by newer ones, counted by file.
+
+    When all documents change, all rows of the older files are outdated. Counting finds such files without reading any.
+    A kill loses the counts, which is harmless: ``state.maintenance`` searches for outdated rows.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._documents = state.documents
+        self._counts: Counter[str] = Counter()
+
+    def add(self, batch: WaveBatch | LogBatch, staged: Sequence[Staged]) -> None:
+        """Count the known rows of a committed wave's documents, if each of these has a new row: no document is in two
+        waves of a scan, nor has two rows of one wave."""
+        if isinstance(batch, WaveBatch) and sum(part.rows for each in staged for part in each.documents) == batch.rows:
+            self._counts.update(batch.known)
+
+    def files(self) -> list[str]:
+        """Return the files of which every row is superseded by a committed wave."""
+        live = self._documents.files
+        self._counts = Counter({path: rows for path, rows in self._counts.items() if path in live})
+        return [path for path, rows in self._counts.items() if rows == live[path].rows]
+
+
+def settle(
+    state: State, wave: int, run: RunTasks, plan: Plan | None = None, superseded: Collection[str] = ()
+) -> Settled:
     """Settle a committed wave and return its counts. Idempotent.
 
     Args:
         plan: the plan whose error queue gets messages of failed rows; None: the state's.
+        superseded: files of ``documents`` that hold only rows to which this wave, or one before it, has a newer one.
     """
     if state.ledger.transactions[SETTLED] < wave:
         state.journal.close(wave)  # 1
@@ -133,7 +163,9 @@ def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> 
             DOCUMENT_COUNT: state.documents.transactions[DOCUMENT_COUNT] + committed.get("new", 0),
         }
         fsync_folder(state.documents.folder)
-        state.documents.commit("documents", adds=adds, transactions=numbers)  # 5
+        state.documents.commit("documents", adds=adds, removes=superseded, transactions=numbers)  # 5
+        if superseded:
+            state.retire(state.documents, superseded)
     if state.outbox.transactions[SETTLED] < wave:
         publish_updates(state, wave, info["keyed"])
         touched = {path: parts for path, parts in info["files"].items() if path in state.outbox.files}

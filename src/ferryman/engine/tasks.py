@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -233,6 +234,8 @@ class WaveBatch(NamedTuple):
 
     tasks: list[TaskSplit]
     bytes: int
+    known: Mapping[str, int] = MappingProxyType({})
+    """Name of a file of ``documents`` -> number of its rows that belong to these documents."""
 
     @property
     def rows(self) -> int:

@@ -1,5 +1,5 @@
-"""New documents that meet nothing unusual are walked and staged a block at a time; the outcome is the same as document
-by document."""
+"""New and changed documents that meet nothing unusual are walked and staged a block at a time; the outcome is the same
+as document by document."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from ferryman.document import Document
 from ferryman.engine.transform.block_walk import BlockWalk
+from ferryman.engine.transform.staging import Stager
 from ferryman.errors import PermanentError
 from ferryman.records.rows import now_us
-from ferryman.routers import Duplicate, Router
+from ferryman.routers import ByField, Duplicate, Router
 from ferryman.testing.inprocess import InProcess
 from tests.engine.test_random_plans import HEALTH, somewhere
 from tests.support.invariants import rows
@@ -41,14 +42,14 @@ def one_by_one() -> Iterator[None]:
         yield
 
 
-def committed(run: Callable[..., Any], root: Callable[[], Path]) -> dict[str, list[Any]]:
-    """What a first wave commits: rows of the outbox before they are sent, with their order; then the others."""
+def committed(run: Callable[..., Any], root: Callable[[], Path], wave: int = 1) -> dict[str, list[Any]]:
+    """What a wave commits: rows of the outbox before they are sent, with their order; then the others."""
     with patch("ferryman.engine.transform.phase.now_us", lambda: NOW_US):
         with contextlib.suppress(Interrupted):
-            run(observer=Until(1, "deliver"), checked=False)
+            run(observer=Until(wave, "deliver"), checked=False)
         found = {"outbox": everything(root(), "outbox")}
         with contextlib.suppress(Interrupted):
-            run(observer=Until(2, "transform"), checked=False)
+            run(observer=Until(wave + 1, "transform"), checked=False)
     return found | {table: everything(root(), table) for table in ("documents", "ledger")}
 
 
@@ -85,6 +86,81 @@ def test_a_wave_commits_the_same(first: tuple[Shape, dict[tuple[int, str], Conte
         quick = after_first_wave(*first, folder / "quick")
         with one_by_one():
             slow = after_first_wave(*first, folder / "slow")
+    assert quick == slow
+
+
+def after_second_wave(
+    shape: Shape,
+    documents: dict[tuple[int, str], Content],
+    changed: dict[tuple[int, str], Content],
+    turn: Turn,
+    folder: Path,
+) -> Any:
+    folder.mkdir()
+    world = World(shape, folder)
+    world.change(documents)
+    world.run(checked=False)
+    world.change(changed)
+    world.faults.turn, world.faults.faults, world.faults.down = 1, turn.faults, turn.down
+    return committed(world.run, lambda: world.root, 1 + max(row["wave"] for row in rows(world.root, "documents")))
+
+
+@st.composite
+def second_runs(draw: st.DrawFn) -> tuple[Shape, dict[tuple[int, str], Content], dict[tuple[int, str], Content], Turn]:
+    """A plan, two versions of documents of each source, and what fails of the second."""
+    shape, documents, turn = draw(first_runs())
+    texts = ["one", "two"]
+    changed = {
+        key: new._replace(text=texts[texts.index(documents[key].text) - 1])
+        for key in documents
+        for new in [documents[key] if draw(st.booleans()) else draw(CONTENTS)]
+    }
+    return shape, documents, changed, turn
+
+
+@examples(max_examples=8, deadline=None, suppress_health_check=HEALTH, print_blob=True, database=None)
+@given(second=second_runs())
+def test_a_wave_of_changed_documents_commits_the_same(second: tuple[Any, Any, Any, Turn]) -> None:
+    """Those that take other branches than before, and are deleted where they were, too."""
+    note("\n".join(map(str, second[0])))
+    with somewhere() as folder:
+        quick = after_second_wave(*second, folder / "quick")
+        with one_by_one():
+            slow = after_second_wave(*second, folder / "slow")
+    assert quick == slow
+
+
+def routed(doc: Document) -> Document:
+    doc["side"] = "right" if doc["n"] % 3 == 2 else "left"
+    return doc
+
+
+def changed_again(folder: Path) -> list[dict[str, Any]]:
+    """What the second and the third version of documents come to, of which some take another branch each time."""
+    folder.mkdir()
+    net = PlanWorld.empty(folder)
+    sides = net.source().step("routed", routed).route("side", ByField("side"))
+    sides.destination("left", net.out("left"))
+    sides.destination("right", net.out("right"))
+    found = []
+    for version in range(3):
+        for n in range(12):
+            net.put(f"doc-{n}", n=n + version * (n % 4 == 0), version=version)
+        net.run()
+        found.append({table: everything(net.root, table) for table in ("documents", "ledger")})
+    return found
+
+
+def test_changed_documents_that_take_another_branch_are_deleted_where_they_were(place: Path) -> None:
+    with patch.object(Stager, "stage_plain", autospec=True, side_effect=Stager.stage_plain) as stage_plain:
+        quick = changed_again(place / "quick")
+    with one_by_one():
+        slow = changed_again(place / "slow")
+    deleted = [row for row in quick[-1]["ledger"] if row["operation"] == "delete"]
+    assert {row["document"] for row in deleted} <= {"doc-0", "doc-4", "doc-8"}
+    assert deleted
+    assert stage_plain.call_count == 3 * 12 - len(deleted)
+    assert {row["revision"] for row in quick[-1]["documents"]} == {1, 2, 3}
     assert quick == slow
 
 

@@ -337,7 +337,8 @@ class SourceComparison:
         for name, table in part.items():
             self._db.register(name, table)
         try:
-            changes = self._db.sql(self._comparison()).to_arrow_table()
+            query = self._comparison(*(_is_unique(part[name]["h"].to_numpy()) for name in ("listed", "known")))
+            changes = self._db.sql(query).to_arrow_table()
             waiting = unconfirmed_columns(self._db, changes) if part["unconfirmed"].num_rows else None
             if self._candidates.special:
                 self._count_duplicates(part["listed"])
@@ -359,8 +360,11 @@ class SourceComparison:
         self.duplicates += sum(count - 1 for _, count in twice)
         self.examples = sorted([*self.examples, *(id for id, _ in twice)])[:3]
 
-    def _comparison(self) -> str:
+    def _comparison(self, listed_once: bool, known_once: bool) -> str:
         """Return the query for the documents that are processed or missing.
+
+        Args:
+            listed_once, known_once: no id has two rows in the relation, so the last one need not be searched.
 
         An id is refused if a conflicting source has published it or lists it before this source, unless this source
         published it first. Each scan checks it again: once the other source's document is deleted, it is processed.
@@ -374,13 +378,13 @@ class SourceComparison:
                 f"id IN ({theirs} UNION ALL SELECT id FROM conflicting) AND "
                 f"id NOT IN (SELECT document FROM last WHERE source = {quote(self.name)} AND {given})"
             )
+        last = "QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC, row DESC) = 1"
+        last_listed = "QUALIFY row_number() OVER (PARTITION BY id ORDER BY place DESC) = 1"
         return f"""
             WITH last AS (
-                SELECT * FROM known
-                QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC, row DESC) = 1
+                SELECT * FROM known {"" if known_once else last}
             ), each AS (
-                SELECT *, {clash} AS clash FROM listed
-                QUALIFY row_number() OVER (PARTITION BY id ORDER BY place DESC) = 1
+                SELECT *, {clash} AS clash FROM listed {"" if listed_once else last_listed}
             ), l AS (
                 SELECT place, id, fingerprint, clash, refused OR clash AS refused, deleted,
                     CASE WHEN NOT clash THEN version END AS version
@@ -439,6 +443,10 @@ class SourceComparison:
         for batch in joined.filter(pc.invert(is_missing)).combine_chunks().to_batches():
             place, clash = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("place", "clash"))
             self._to_process.add(batch, (place.astype(np.int64) + self._rows * clash) // self._range)
+
+
+def _is_unique(hashes: np.ndarray[Any, Any]) -> bool:
+    return len(np.unique(hashes)) == len(hashes)
 
 
 def due_now(now_us: int, longest_s: float, waiting: Collection[str]) -> str:

@@ -419,7 +419,8 @@ def look_early(changes: ChangeSet, pickled_plan: PickledPlan, runner: Runner, li
     for batch in changes.batches:
         changed_tasks = [_select_rows(task, next(changed)) for task in batch.tasks]
         if changed_tasks := [task for task in changed_tasks if task.pieces]:
-            left.append(batch._replace(tasks=[task._replace(number=n) for n, task in enumerate(changed_tasks)]))
+            tasks = [task._replace(number=n) for n, task in enumerate(changed_tasks)]
+            left.append(batch._replace(tasks=tasks, known={}))
     return changes._replace(batches=left)
 
 

@@ -7,11 +7,13 @@ directly.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ferryman import limits
@@ -44,6 +46,7 @@ class Splitter:
         self._batches: list[WaveBatch] = []
         self._tasks: list[TaskSplit] = []
         self._bytes = 0
+        self._known: Counter[str] = Counter()
         self._writer: pq.ParquetWriter | None = None
         self._file = folder
         self._written = 0
@@ -117,6 +120,8 @@ class Splitter:
             )
             self._written = 0
         table = pa.concat_tables(tables)
+        for file in pc.value_counts(table["known_file"].drop_null()).to_pylist():
+            self._known[file["values"].rpartition("/")[2]] += file["counts"]
         self._writer.write_table(table, row_group_size=table.num_rows)
         self._written += table.num_rows
         return RowRange(str(self._file), self._written - table.num_rows, self._written)
@@ -127,5 +132,5 @@ class Splitter:
             self._writer = None
             upload(self._file)
         if self._tasks:
-            self._batches.append(WaveBatch(self._tasks, self._bytes))
-            self._tasks, self._bytes = [], 0
+            self._batches.append(WaveBatch(self._tasks, self._bytes, dict(self._known)))
+            self._tasks, self._bytes, self._known = [], 0, Counter()

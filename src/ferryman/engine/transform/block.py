@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ferryman.engine.tasks import Reason
 from ferryman.records.families import FailedMember, decode_failures, decode_held
@@ -76,10 +78,27 @@ class Block:
         self.versions: list[Any] = column_values(table["version"])
         self.fingerprints: list[str] = table["fingerprint"].to_pylist()
         self.first_seen = table["known_version"].null_count == table.num_rows
-        self._known: list[KnownDocument] = []
+        self._known_revisions: list[int | None] = []
         if not self.first_seen:
-            columns = [table[name].to_pylist() for name in KNOWN_COLUMNS]
-            self._known = list(map(KnownDocument._make, zip(*columns, strict=True)))
+            is_known = pc.is_valid(table["known_version"])
+            self._known_revisions = pc.if_else(is_known, table["known_revision"], None).to_pylist()
+
+    @cached_property
+    def _known(self) -> list[KnownDocument]:
+        columns = [self.table[name].to_pylist() for name in KNOWN_COLUMNS]
+        return list(map(KnownDocument._make, zip(*columns, strict=True)))
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether all documents are new or changed, none is a log entry, and nothing is pending for any."""
+        if self.places or self.reasons.count(Reason.NEW) + self.reasons.count(Reason.CHANGED) < len(self):
+            return False
+        return self.first_seen or all(self.table[name].null_count == len(self) for name in ("due", "failed", "held"))
+
+    @cached_property
+    def published(self) -> list[str | None]:
+        """Deliveries published of each document before, as ``encode_published`` returns them; "" or None: none."""
+        return [None] * len(self) if self.first_seen else self.table["given"].to_pylist()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -131,16 +150,21 @@ class Block:
 
     def revision(self, i: int) -> int:
         """Return the revision of row ``i``: a retry keeps the known one, anything else gets the next."""
-        known = self.known(i)
-        if known is None:
+        before = None if self.first_seen else self._known_revisions[i]
+        if before is None:
             return self._revisions[i] if self._revisions else self.first_revision
-        return known.revision if self.is_retry(i, known) else known.revision + 1
+        is_retry = self.reasons[i] == Reason.RETRY and self.is_retry(i, self._known[i])
+        return before if is_retry else before + 1
 
     def revisions(self, rows: list[int]) -> list[int]:
         """Return the revisions of these rows."""
         if self.first_seen and not self._revisions:
             return [self.first_revision] * len(rows)
         return [self.revision(i) for i in rows]
+
+    def count_new(self, rows: list[int]) -> int:
+        """Return the number of these rows whose documents were never seen."""
+        return len(rows) if self.first_seen else sum(self._known_revisions[i] is None for i in rows)
 
     def name(self, i: int) -> str:
         """Return the name of row ``i`` in ``documents``."""

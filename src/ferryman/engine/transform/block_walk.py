@@ -1,4 +1,4 @@
-"""Fast path of the walk, for blocks of new documents to which nothing unusual happens.
+"""Fast path of the walk, for blocks of new and changed documents to which nothing unusual happens.
 
 Most documents reach their destinations without an error, a child or a request to be read again. Their deliveries are
 gathered in columns for the whole block. As soon as anything else happens, ``Walk`` takes over the document at its
@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, Self
 from ferryman import limits
 from ferryman.document import Document, decode_fields, encode_fields
 from ferryman.engine.live import ProgressWriter
-from ferryman.engine.tasks import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.compiled_nodes import CompiledNode, nodes_below
 from ferryman.engine.transform.rows import Content, OutboxBuffer, SkippedDelivery
@@ -42,12 +41,13 @@ class Fallback(NamedTuple):
     """Position from which the general walk continues a document.
 
     Attributes:
+        node: the next node; None: the document has no more nodes.
         answer: the node's answer, see ``Walk.resume``.
         ahead: copies of the document still to be walked, with their nodes; the next one is last.
     """
 
     doc: Document
-    node: PathNode
+    node: PathNode | None
     answer: Any
     ahead: list[tuple[Document, PathNode]]
 
@@ -82,15 +82,15 @@ class BlockWalk:
 
     @staticmethod
     def suits(block: Block) -> bool:
-        """Return whether the fast path can process a block: all its documents are new, and none is a log entry."""
-        return block.first_seen and not block.places and block.reasons.count(Reason.NEW) == len(block)
+        """Return whether the fast path can process a block."""
+        return block.is_plain
 
     def walk_row(self, block: Block, i: int, fields: bytes, raw: bytes | None) -> None:
         """Walk and stage row ``i`` of the block, with this content."""
         self._begin(block, i)
         self._live.add(1)
         doc = Document.of(block.ids[i], decode_fields(fields), raw, block.versions[i])
-        self._stage(i, doc.id, self._walk_from(doc, self.first_node))
+        self._stage(block, i, doc, self._walk_from(doc, self.first_node))
 
     def walk_answered_row(self, block: Block, i: int, doc: Document, answer: Any) -> None:
         """Walk and stage row ``i`` after a call of its first node; ``answer``: what the call returned, or the exception
@@ -101,11 +101,11 @@ class BlockWalk:
         assert node.health is not None
         if answer is not doc or doc.asked_again is not None or doc.refused is not None:
             answer = Raised(answer) if isinstance(answer, Exception) else answer
-            self._stage(i, block.ids[i], Fallback(doc, node, answer, []))
+            self._stage(block, i, doc, Fallback(doc, node, answer, []))
             return
         if not node.health.steady:
             node.health.note_return()
-        self._stage(i, doc.id, self._walk_from(doc, node.next))
+        self._stage(block, i, doc, self._walk_from(doc, node.next))
 
     def _begin(self, block: Block, i: int) -> None:
         self._walk.call_scope.at(block, i)
@@ -113,16 +113,19 @@ class BlockWalk:
         self._walk.row += 1
         self._deliveries, self._skipped = [], []
 
-    def _stage(self, i: int, id: str, fallback: Fallback | None) -> None:
+    def _stage(self, block: Block, i: int, doc: Document, fallback: Fallback | None) -> None:
         """Stage the outcome of the document's walk."""
         self._walk.call_scope.step = ""
         if fallback is None:
             buffers = tuple([buffer for buffer, _, _ in self._deliveries])
             if (published := self._published.get(buffers)) is None:
                 published = self._published[buffers] = encode_published([buffer.given for buffer in buffers])
-            self._stager.stage_plain(i, self._deliveries, self._skipped, published)
-        else:
-            self._stager.stage_walk(i, self._walk, partial(self._continue_in_walk, id, fallback), retry=False)
+            if not (before := block.published[i]) or before == published:
+                self._stager.stage_plain(i, self._deliveries, self._skipped, published)
+                return
+            fallback = Fallback(doc, None, NOT_CALLED, [])  # something of the version before may have to be deleted
+        go_on = partial(self._continue_in_walk, block.ids[i], fallback)
+        self._stager.stage_walk(i, self._walk, go_on, retry=False)
 
     def _walk_from(self, doc: Document, node: PathNode | None) -> Fallback | None:
         """Walk until the general walk has to take over, and return the position; None: all deliveries were gathered."""
@@ -207,7 +210,8 @@ class BlockWalk:
             self._stager.drop(Document.of(id, {}), (end.destination, end.route), end.branches, end.message, 1)
         doc, node = fallback.doc, fallback.node
         ahead = [(each, below.compiled, below.path) for each, below in reversed(fallback.ahead)]
-        run_walk(self._walk, self._walk.resume(id, doc, node.compiled, node.path, fallback.answer, ahead))
+        compiled, path = (None, PlanPath()) if node is None else (node.compiled, node.path)
+        run_walk(self._walk, self._walk.resume(id, doc, compiled, path, fallback.answer, ahead))
 
 
 def _is_plain(compiled: CompiledNode) -> bool:
@@ -232,7 +236,7 @@ class ChosenBranches(NamedTuple):
 
 
 class PathNode:
-    """A node as new documents reach it by one path.
+    """A node as documents reach it by one path.
 
     Attributes:
         step: the step's function; None: the node is not a step.

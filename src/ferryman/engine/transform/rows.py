@@ -352,18 +352,18 @@ class DocumentStage:
         self._folder = root / "documents"
         self._epoch = epoch
         self._shared = {"source": source, "wave": wave}
-        self._new: list[int] = []
-        self._new_published: list[str] = []
+        self._plain: list[int] = []
+        self._plain_published: list[str] = []
         self._rows: list[dict[str, Any]] = []
         self._tables: list[pa.Table] = []
         self.files: list[Part] = []
         self.new = 0
 
-    def add_new(self, i: int, published: str) -> None:
-        """Add row ``i`` of the block, a new document without failures. Most rows are like this, so they are collected
-        as columns."""
-        self._new.append(i)
-        self._new_published.append(published)
+    def add_plain(self, i: int, published: str) -> None:
+        """Add row ``i`` of the block, a document without failures and requests. Most rows are like this, so they are
+        collected as columns."""
+        self._plain.append(i)
+        self._plain_published.append(published)
 
     def remember(
         self,
@@ -408,23 +408,22 @@ class DocumentStage:
 
     def gather(self, block: Block) -> None:
         """Convert the rows added for the block's documents to Arrow columns."""
-        if self._new:
-            rows = self._new
-            self.new += len(rows)
+        if rows := self._plain:
+            self.new += block.count_new(rows)
             self._add_table(
                 len(rows),
                 document=values_of_rows(block.ids, rows),
                 version=values_of_rows(block.versions, rows),
-                revision=1,
+                revision=block.revisions(rows),
                 fingerprint=values_of_rows(block.fingerprints, rows),
                 operation="upsert",
-                given=self._new_published,
+                given=self._plain_published,
                 owed=0,
                 forced=False,
             )
         if self._rows:
             self._add_table(len(self._rows), **{name: [row[name] for row in self._rows] for name in self._rows[0]})
-        self._new, self._new_published, self._rows = [], [], []
+        self._plain, self._plain_published, self._rows = [], [], []
 
     def _add_table(self, n: int, **columns: Any) -> None:
         self._tables.append(table_of(DOCUMENTS, n, **self._shared, **columns))

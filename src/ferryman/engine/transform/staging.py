@@ -191,10 +191,10 @@ class Stager:
     def stage_plain(
         self, i: int, deliveries: Sequence[Content], skipped: Sequence[SkippedDelivery], published: str
     ) -> None:
-        """Stage row ``i`` of a block of new documents: it has no children, and nothing failed or was requested for
-        it."""
+        """Stage row ``i`` of a plain block: it has no children, nothing failed or was requested for it, and it is
+        published where it was before, or it was nowhere."""
         self._outbox.add_origin(self._block, i, deliveries)
-        self._documents.add_new(i, published)
+        self._documents.add_plain(i, published)
         if skipped:
             self._events.add_skipped(self._block, i, skipped)
             self._counts["dropped"] += len(skipped)
@@ -261,7 +261,7 @@ class Stager:
             self._undecided[-1][1].append(family)
         elif self._block.first_seen and self._block.ids[i] not in self._reread_requests:
             if self._entries is None:
-                self._documents.add_new(i, encode_published(published))
+                self._documents.add_plain(i, encode_published(published))
         else:
             self._stage_family(i, FamilyOutcome(walk.ended_failures, walk.reached, walk.unneeded), published, retry)
         self._outbox.end_family(self._block)

@@ -277,7 +277,7 @@ class Walk:
         self,
         id: str,
         doc: Document,
-        node: CompiledNode,
+        node: CompiledNode | None,
         path: PlanPath,
         answer: Any,
         ahead: Iterable[tuple[Document, CompiledNode, PlanPath]],
