@@ -386,13 +386,13 @@ def test_a_damaged_clone_is_made_again(
     assert scans.read("docs/b.txt").raw == b"About rivers"
 
 
-def test_a_sound_clone_is_kept_while_the_server_is_away(server: GitServer, tmp_path: Path) -> None:
-    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
-    scans.scan()
+def test_a_sound_clone_is_kept_while_the_server_fails(server: GitServer, tmp_path: Path) -> None:
+    Scans(server.url("handbook.git"), tmp_path / "cache").scan()
     kept = (clone_in(tmp_path / "cache") / "config").stat().st_ino
     server.token = "another"
+    repository = module.Repository(server.url("handbook.git"), None, 60, str(tmp_path / "cache"))
     with pytest.raises(Misconfigured):
-        scans.source()._own_repository.prepared(lambda: scans.source()._own_repository.fetch("1" * 40, "x", whole=True))
+        repository.prepared(lambda: repository.fetch("1" * 40, "x", whole=True))
     assert (clone_in(tmp_path / "cache") / "config").stat().st_ino == kept
 
 
