@@ -26,7 +26,9 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("name", ["keep-files", "call-a-webhook", "call-a-slow-service", "index-an-api"])
+@pytest.mark.parametrize(
+    "name", ["keep-files", "call-a-webhook", "call-a-slow-service", "index-an-api", "limit-who-may-read"]
+)
 def test_the_page_is_true(place: Path, name: str) -> None:
     """Each command of the page is run in a shell; each line that the page shows is a line of its output."""
     with QuickShell(place, {port: str(free_port()) for port in ("9000", "9001")}) as shell:
