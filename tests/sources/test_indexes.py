@@ -320,6 +320,22 @@ def test_what_is_partial_is_incomplete(engine: Engine) -> None:
             [entry for piece in pieces for entry in source.listing(piece)]
 
 
+def test_an_index_that_is_deleted_or_made_anew_while_it_is_read(engine: Engine) -> None:
+    """Nothing counts as complete; of one that is there again and empty, neither."""
+    engine.there.put({f"doc-{n}": {"n": n} for n in range(300)})
+    source = engine.source()
+    marks = bookmarks(scan(source))
+    listing = source.listing(source.partitions_after(marks)[0])
+    next(listing)
+    engine.there.index.ask("DELETE", "")
+    with pytest.raises((Unavailable, TransientError, UsageError)):
+        list(listing)
+    for made in (False, True):
+        if made:
+            engine.there.index.ask("PUT", "")
+        assert isinstance(scan(source, marks)[-1], UsageError | TransientError)
+
+
 def test_a_shard_that_no_node_has(engine: Engine) -> None:
     """https://github.com/elasticsearch-dump/elasticsearch-dump/issues/126 and /issues/889,
     https://github.com/uvacw/inca/issues/455: a shard was on no node, the server said that none had failed, and an

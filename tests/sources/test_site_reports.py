@@ -239,3 +239,36 @@ def test_directives_in_a_comment(server: SiteServer) -> None:
     head = '<!-- <META NAME="ROBOTS" CONTENT="NOINDEX, NOFOLLOW"> --><META NAME="ROBOTS" CONTENT="INDEX, FOLLOW" />'
     server.page("/a", "All about ferries", head=head)
     assert Scans(server).scan() == ["/", "/a", "/b"]
+
+
+def test_chains_of_redirects_over_hosts(server: SiteServer) -> None:
+    """One that comes back to the site is followed; one without end, or in a circle over two hosts, is doubt."""
+    with SiteServer() as other:
+        other.page("/", "Another host of ferries")
+        scans = Scans(server, hosts=other.url)
+        first = scans.scan()
+        server.put("/a", status=302, headers={"location": other.url + "/hop"})
+        other.put("/hop", status=302, headers={"location": server.url + "/home"})
+        server.page("/home", "All about ferries, by a detour")
+        assert (scans.scan(), scans.notes) == (first, [])
+        assert b"by a detour" in scans.contents["/a"]
+        other.put("/hop", status=302, headers={"location": server.url + "/a"})
+        server.put("/b", status=302, headers={"location": "/chain0"})
+        for n in range(40):
+            server.put(f"/chain{n}", status=302, headers={"location": f"/chain{n + 1}"})
+        assert scans.scan() == first
+        assert any("2 pages are in doubt" in note for note in scans.notes)
+
+
+def test_a_slow_host_is_waited_for_and_no_longer(server: SiteServer) -> None:
+    """Pages that come late are read; of a host that falls silent nothing is deleted, and the next scan goes on."""
+    scans = Scans(server, timeout_s=0.5)
+    first = scans.scan()
+    for path in first:
+        server.put(path, hang=True)
+    assert scans.scan() == first
+    assert len(server.requests) < 20
+    for path in first:
+        server.page(path, f"Back again at {path}", *first)
+    assert (scans.scan(), scans.error) == (first, None)
+    assert scans.read == first
