@@ -275,7 +275,7 @@ def test_a_file_that_is_being_written_anew_deletes_nothing(tmp_path: Path, end: 
     path.write_bytes(whole[:end] if end else b"")
     after = Scanned(Mailbox(tmp_path), before)
     assert (after.ids(), after.changed) == (before.ids(), [])
-    assert "written anew just now" in str(after.error)
+    assert "rewritten just now" in str(after.error)
     path.write_bytes(whole)
     settle(path)
     assert len(Scanned(Mailbox(tmp_path), after).ids()) == 20

@@ -67,7 +67,7 @@ class Mailbox(Source):
     Folders are named by their paths: ``Projects/2024`` for the Maildir ``.Projects.2024``, the Maildir
     ``Projects/2024``, the file ``Projects/2024.mbox``, and Thunderbird's ``Projects.sbd/2024``; the Maildir or the file
     at ``path`` itself is ``INBOX``. Nothing is changed, and nothing is locked: a mail that is being appended to an mbox
-    is read as far as it has come, and again when it is whole; while a program writes an mbox anew, which takes it two
+    is read as far as it has come, and again when it is whole; while a program rewrites an mbox, which takes it two
     seconds at most, nothing of it is deleted. Only the headers of new mails are read while listing; a
     mailbox file that has grown is read from its old end on.
 
@@ -272,7 +272,7 @@ def list_mailbox_file(path: Path, before: MailFolder | None) -> MailFolder:
             else:
                 mails[str(span.start)] = KnownMail(mail_id(unquote_lines(head)), span.end - span.start)
         if before is not None and not has_grown and not is_settled and _ids(before.mails) - _ids(mails):
-            raise OSError(f"{printable_path(str(path))} was written anew just now, perhaps not to its end")
+            raise OSError(f"{printable_path(str(path))} was rewritten just now, perhaps not to its end")
         return MailFolder(state, mails)
 
 
