@@ -1,7 +1,9 @@
-"""Sources beside bare clients: a site, a repository and a mailbox that have not changed, a commit, a new mail."""
+"""Sources beside bare clients: a site, a repository and a mailbox that have not changed, a commit, a new mail; a
+collection of Solr that moves into OpenSearch."""
 
 from __future__ import annotations
 
+import json
 import mailbox
 import os
 import subprocess
@@ -13,14 +15,20 @@ from typing import Any
 
 from imapclient import IMAPClient
 from tests.servers.dovecot import PASSWORD, Dovecot
+from tests.servers.opensearch import OpenSearchServer
+from tests.servers.solr import SolrServer
 from urllib3 import PoolManager
 
-from bench.harness import Row, Sizes, alternate, empty_folder, limit_row, print_progress, time_row
-from ferryman.sources import Bookmark, Git, Imap, Listed, Mailbox, Site, Source
+from bench.harness import Row, Sizes, alternate, empty_folder, limit_row, phases, print_progress, spark, time_row
+from ferryman import Plan, run
+from ferryman.destinations import OpenSearch
+from ferryman.sources import Bookmark, Git, Imap, Listed, Mailbox, Site, Solr, Source
 
 PAGES = 10_000
 FILES = 200_000
 MAILS = 300_000
+INDEXED = 1_000_000
+PAGE = 1000
 UNCHANGED_S = 2.0
 """Seconds that the design allows for 200 000 files of a repository."""
 
@@ -67,6 +75,7 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     yield from _measure_site(sizes.rounds, pages)
     yield from _measure_repository(sizes.rounds, files, empty_folder(folder / "repository"))
     yield from _measure_mails(sizes.rounds, MAILS if sizes.rounds > 1 else MAILS // 10)
+    yield from _measure_move(sizes.rounds, INDEXED if sizes.rounds > 1 else INDEXED // 10, folder / "move")
 
 
 def _measure_site(rounds: int, pages: int) -> Iterator[Row]:
@@ -181,6 +190,60 @@ def _measure_mails(rounds: int, mails: int) -> Iterator[Row]:
 
         ours, bare = alternate(rounds, lambda: _scan(files, marks), list_files)
         yield time_row(f"{mails} mails of a Maildir unchanged; beside mailbox.Maildir", mails, ours, bare, 5.0)
+
+
+def _measure_move(rounds: int, count: int, folder: Path) -> Iterator[Row]:
+    print_progress(f"filling a collection of Solr with {count} documents")
+    text = "Ferries cross a river on a rope or a chain, and carry what comes. " * 6
+    with SolrServer() as old, OpenSearchServer() as new:
+        url = old.collection("bench")
+        client = PoolManager(maxsize=1)
+        for start in range(0, count, 10_000):
+            rows = [{"id": f"d{n:07}", "title_s": f"Ferry {n}", "text_s": text} for n in range(start, start + 10_000)]
+            _ask(client, f"{url}/update", json.dumps(rows).encode())
+        _ask(client, f"{url}/update?commit=true", b"[]")
+
+        def move() -> None:
+            plan = Plan("move", version=1)
+            plan.source("old", Solr(url)).destination("new", OpenSearch(new.url, "ours"))
+            with phases() as watch:
+                summary = run(plan, state=empty_folder(folder / "state"), spark=spark(), observer=watch)
+            assert summary.delivered == count, summary
+            client.request("DELETE", f"{new.url}/ours")
+
+        def move_bare() -> None:
+            mark, after, number = "", "*", 0
+            while after != mark:
+                mark = after
+                form = {"q": "*:*", "sort": "id asc", "rows": str(PAGE), "cursorMark": mark, "wt": "json"}
+                answer = json.loads(
+                    client.request_encode_body("POST", f"{url}/select", form, encode_multipart=False).data
+                )
+                after, lines = answer["nextCursorMark"], []
+                for row in answer["response"]["docs"]:
+                    number += 1
+                    action = {"_id": row["id"], "version": number, "version_type": "external_gte"}
+                    lines += [
+                        json.dumps({"index": action}),
+                        json.dumps({"title_s": row["title_s"], "text_s": row["text_s"]}),
+                    ]
+                if lines:
+                    body = "\n".join([*lines, ""]).encode()
+                    assert not _ask(client, f"{new.url}/bare/_bulk", body, "application/x-ndjson")["errors"]
+            assert number == count
+            client.request("DELETE", f"{new.url}/bare")
+
+        ours, bare = alternate(rounds, move, move_bare)
+        yield time_row(
+            f"{count} documents from Solr into OpenSearch; a loop, one page at a time", count, ours, bare, 2.0
+        )
+
+
+def _ask(client: PoolManager, url: str, body: bytes, kind: str = "application/json") -> dict[str, Any]:
+    answer = client.request("POST", url, body=body, headers={"content-type": kind})
+    assert answer.status == 200, answer.data[:500]
+    found: dict[str, Any] = answer.json()
+    return found
 
 
 def _mail(number: int) -> bytes:

@@ -59,6 +59,9 @@ class StepCaller(Protocol):
         ...
 
 
+ALLOWED: Final = "allowed"
+"""Field of a document that says who may read it, by convention: names of groups and users."""
+
 current_caller: ContextVar[StepCaller | None] = ContextVar("called_by", default=None)
 """Caller of steps in this thread."""
 
@@ -141,7 +144,8 @@ class Document(MutableMapping[str, Any]):
         """A new document made from this one; return it from the step, alone or with others.
 
         Its id is this document's id, ``#``, and the key, percent-encoded. It must be the same on every run of the same
-        input, for that is how the child is known again: give a key that names it, if the order may change.
+        input, for that is how the child is known again: give a key that names it, if the order may change. Who may read
+        the document (its field ``allowed``) may read the child, unless the child is given a field of that name.
 
         Args:
             key: text or a number, unique among this document's children; default: how many were made before it.
@@ -159,6 +163,8 @@ class Document(MutableMapping[str, Any]):
         if not name:
             raise PermanentError(f"{self.id}: a child with an empty key: give text, or no key for its number.")
         child = Document(f"{self.id}#{name}", raw=raw)
+        if ALLOWED in self._fields and ALLOWED not in fields:
+            fields[ALLOWED] = copy_value(self._fields[ALLOWED])
         child._fields = fields
         child.parent_id = self.id
         child.origin_id = self.origin_id

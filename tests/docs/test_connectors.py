@@ -27,7 +27,8 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize(
-    "name", ["keep-files", "call-a-webhook", "call-a-slow-service", "index-an-api", "index-a-wiki"]
+    "name",
+    ["keep-files", "call-a-webhook", "call-a-slow-service", "index-an-api", "index-a-wiki", "limit-who-may-read"],
 )
 def test_the_page_is_true(place: Path, name: str) -> None:
     """Each command of the page is run in a shell; each line that the page shows is a line of its output."""

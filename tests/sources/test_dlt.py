@@ -69,6 +69,36 @@ def test_a_resource_that_replaces_lists_everything() -> None:
     assert (mark.partition, mark.value["rows"], complete) == ("books", 2, Complete())
 
 
+def test_rows_that_change_their_form() -> None:
+    """A column that comes, goes, or becomes another type; what is nested changes in its depth."""
+    rows = [
+        {"key": 1, "n": 1},
+        {"key": 2, "n": "two", "more": {"a": [{"b": None}]}},
+        {"key": 3, "more": ["x", {"y": 1.5}]},
+    ]
+
+    @dlt.resource(primary_key="key", write_disposition="replace")
+    def books() -> Iterator[Any]:
+        yield from rows
+
+    *found, _, complete = listed(Dlt(lambda: books))
+    assert [doc.fields for doc in found] == rows
+    assert complete == Complete()
+
+
+@pytest.mark.parametrize("error", [ConnectionError("reset"), ValueError("401: the token has expired")])
+def test_a_resource_that_fails_in_the_middle_is_not_complete(error: Exception) -> None:
+    @dlt.resource(primary_key="key", write_disposition="replace")
+    def books() -> Iterator[Any]:
+        yield [{"key": n} for n in range(5)]
+        raise error
+
+    found = listed(Dlt(lambda: books))
+    assert ids(found) == ["0", "1", "2", "3", "4"]
+    assert isinstance(found[-1], Exception)
+    assert not any(isinstance(entry, Complete | Bookmark) for entry in found)
+
+
 def test_of_several_resources_each_is_complete_by_itself() -> None:
     @dlt.source
     def library() -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -96,6 +98,35 @@ def test_many_rows_and_then_the_last_page_for_ever(monkeypatch: pytest.MonkeyPat
 
     *found, error = listed(Rows(read))
     assert (len(set(ids(found))), "again and again" in str(error)) == (30_000, True)
+
+
+LARGE = """
+import resource, sys
+from ferryman.sources import Rows
+
+def read():
+    for n in range(10_000_000):
+        yield {"id": f"r{n}", "text": "one of ten million rows"}
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+source = Rows(read)
+[partition] = source.partitions_after({})
+count = 0
+for count, _ in enumerate(source.listing(partition), 1):
+    if count == 10_000:
+        before = peak()
+print(count, peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_ten_million_rows_in_bounded_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True, timeout=3600)
+    entries, mb = map(int, done.stdout.split())
+    assert entries == 10_000_001, "with the bookmark"
+    assert mb < 50
 
 
 def test_pages_that_shift_are_no_loop() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.git_server import GitRepository, GitServer
+from tests.support.waiting import wait_until
 
 from ferryman.errors import BadDocument, Misconfigured, TransientError, Unavailable, UsageError
 from ferryman.sources import Bookmark, Complete, Fetched, Git, Listed, Note, Source, Unchanged
+from ferryman.sources import git as module
 from ferryman.testing.sources import SourceSuite
 
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
@@ -295,6 +299,152 @@ def test_two_processes_clone_at_once(server: GitServer, tmp_path: Path) -> None:
                 os._exit(code)
         pids.append(pid)
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+
+
+# -- what is damaged, and what is gone -----------------------------------------------------------------------------
+
+
+def clone_in(cache: Path) -> Path:
+    [clone] = cache.glob("*.git")
+    return clone
+
+
+@pytest.mark.parametrize("left", ["shallow.lock", "config.lock", "refs/ferryman/*"])
+def test_locks_that_a_killed_command_has_left(
+    server: GitServer, repository: GitRepository, tmp_path: Path, left: str
+) -> None:
+    """https://github.com/argoproj/argo-cd/issues/27930, https://github.com/os-autoinst/openQA/pull/4835: a fetch was
+    killed, and each one after it ended with "shallow.lock: File exists"."""
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
+    scans.scan()
+    clone = clone_in(tmp_path / "cache")
+    for path in [clone / left] if "*" not in left else list(clone.glob(left)):
+        Path(f"{path}.lock" if "*" in left else path).touch()
+    repository.put("docs/a.md", "Changed")
+    repository.commit()
+    assert scans.scan() == ["README.md", "docs/a.md", "docs/b.txt"]
+    assert scans.read("docs/a.md").raw == b"Changed"
+
+
+def test_the_command_of_a_killed_process_is_waited_for(server: GitServer, tmp_path: Path) -> None:
+    """It goes on after its process, and has the clone until it ends."""
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
+    server.held.clear()
+    if not (pid := os.fork()):
+        try:
+            scans.scan()
+        finally:
+            os._exit(1)
+    wait_until(lambda: server.waiting)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    [lock] = (tmp_path / "cache").glob("*.lock")
+    with lock.open("w") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    server.held.set()
+    assert scans.scan() == ["README.md", "docs/a.md", "docs/b.txt"]
+
+
+def _empty_packs(clone: Path) -> None:
+    for path in clone.glob("objects/pack/*.pack"):
+        path.chmod(0o644)
+        path.write_bytes(b"")
+
+
+def _damage_blobs(clone: Path) -> None:
+    for path in clone.glob("objects/pack/*.pack"):
+        path.chmod(0o644)
+        content = bytearray(path.read_bytes())
+        content[20:-20] = bytes(len(content) - 40)
+        path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "nothing but a folder": lambda clone: [shutil.rmtree(path) for path in clone.iterdir() if path.is_dir()],
+    "empty HEAD": lambda clone: (clone / "HEAD").write_bytes(b""),
+    "empty config": lambda clone: (clone / "config").write_bytes(b""),
+    "empty refs": lambda clone: [path.write_bytes(b"") for path in clone.glob("refs/ferryman/*")],
+    "empty packs": _empty_packs,
+    "zeros in packs": _damage_blobs,
+}
+
+
+@pytest.mark.parametrize(("damage", "changed"), [(damage, "packs" not in damage) for damage in DAMAGES])
+def test_a_damaged_clone_is_made_again(
+    server: GitServer, repository: GitRepository, tmp_path: Path, damage: str, changed: bool
+) -> None:
+    """https://github.com/kubernetes/test-infra/issues/15758, https://github.com/prefix-dev/rattler-build/pull/1987: a
+    cache was damaged by a kill, and everything that used it failed until somebody removed it."""
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
+    scans.scan()
+    DAMAGES[damage](clone_in(tmp_path / "cache"))
+    if changed:
+        repository.put("docs/a.md", "Changed")
+        repository.commit()
+        assert scans.scan() == ["README.md", "docs/a.md", "docs/b.txt"]
+    assert scans.read("docs/a.md").raw == (b"Changed" if changed else b"About ferries")
+    assert scans.read("docs/b.txt").raw == b"About rivers"
+
+
+def test_a_sound_clone_is_kept_while_the_server_fails(server: GitServer, tmp_path: Path) -> None:
+    Scans(server.url("handbook.git"), tmp_path / "cache").scan()
+    kept = (clone_in(tmp_path / "cache") / "config").stat().st_ino
+    server.token = "another"
+    repository = module.Repository(server.url("handbook.git"), None, 60, str(tmp_path / "cache"))
+    with pytest.raises(Misconfigured):
+        repository.prepared(lambda: repository.fetch("1" * 40, "x", whole=True))
+    assert (clone_in(tmp_path / "cache") / "config").stat().st_ino == kept
+
+
+def push_over(repository: GitRepository, text: str) -> None:
+    """Replace the branch by another history; nothing of the old one is left."""
+    repository.git("checkout", "--quiet", "--orphan", "other")
+    repository.put("docs/a.md", text)
+    repository.commit()
+    repository.git("branch", "--move", "--force", "main")
+    repository.git("reflog", "expire", "--expire=now", "--all")
+    repository.git("gc", "--quiet", "--prune=now")
+
+
+def test_a_document_waits_and_its_commit_is_pushed_over(
+    server: GitServer, repository: GitRepository, tmp_path: Path
+) -> None:
+    """On a machine that never had it: what is there now is listed, and what cannot be read any more is tried again."""
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
+    scans.scan()
+    push_over(repository, "Another")
+    elsewhere = scans.source(cache=tmp_path / "elsewhere")
+    [partition] = elsewhere.partitions_of_ids(["docs/a.md", "docs/gone.md"], scans.marks) or []
+    [listed] = elsewhere.listing(partition)
+    assert isinstance(listed, Listed)
+    found = elsewhere.read(listed)
+    assert isinstance(found, Fetched)
+    assert found.document.raw == b"Another"
+    with pytest.raises(TransientError, match="pushed over by force"):
+        scans.source(cache=tmp_path / "third").read(scans.listed["README.md"])
+
+
+@pytest.mark.parametrize("pushes", [1, 9])
+def test_a_branch_that_is_pushed_over_while_it_is_fetched(
+    server: GitServer, repository: GitRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pushes: int
+) -> None:
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache")
+    really, left = module.Repository.resolve, list(range(pushes))
+
+    def resolve(self: Any, ref: str) -> str:
+        found = really(self, ref)
+        if left:
+            push_over(repository, f"{left.pop()}")
+        return found
+
+    monkeypatch.setattr(module.Repository, "resolve", resolve)
+    if pushes == 1:
+        assert scans.scan() == ["README.md", "docs/a.md", "docs/b.txt"]
+        assert scans.read("docs/a.md").raw == b"0"
+    else:
+        with pytest.raises(Unavailable, match="replaced 3 times"):
+            scans.scan()
+        assert scans.marks == {}
 
 
 @pytest.mark.parametrize("url", ["", "-upload-pack=x", "ext::sh -c x", "ftp://h/r", "https://u:p/w@h/r"])

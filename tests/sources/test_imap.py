@@ -119,6 +119,21 @@ def test_an_id_is_the_one_in_every_other_mailbox(ann: Account, tmp_path: Path) -
     assert Scanned(ann.source()).ids() == Scanned(Mailbox(tmp_path / "m.mbox")).ids()
 
 
+def test_mails_without_an_id_of_one_second_are_two(ann: Account, tmp_path: Path) -> None:
+    """https://github.com/jbostoen/itop-jb-mail-to-ticket-automation-v2/issues/253; see ``test_mailbox``."""
+    from ferryman.sources import Mailbox
+
+    head = b"Subject: disk full\nDate: Mon, 06 May 2024 10:00:00 +0200\n\n"
+    texts = [head + b"Disk %d is full\n" % n for n in range(3)]
+    for text in (*texts, texts[0]):
+        ann.client.append("INBOX", text)
+    (tmp_path / "m.mbox").write_bytes(mbox(*texts, b"Subject: last\nMessage-ID: <9@example.org>\n\n"))
+    found = Scanned(ann.source())
+    assert len(found.ids()) == 3
+    assert set(found.ids()) < set(Scanned(Mailbox(tmp_path / "m.mbox")).ids())
+    assert all(doc.raw for doc in found.documents())
+
+
 @pytest.mark.parametrize("name", ["EMAILID", "X-GM-MSGID"])
 def test_an_id_is_the_servers_where_it_has_one(ann: Account, proxy: ImapProxy, name: str) -> None:
     """Dovecot calls its own X-GUID; the proxy calls it as other servers do."""

@@ -309,6 +309,7 @@ def test_what_is_partial_is_incomplete(engine: Engine) -> None:
     failed = {"total": 3, "failed": 1, "failures": [{"reason": {"reason": "disk"}}]}
     for changes, kind, says in (
         ({"_shards": failed}, Unavailable, r"1 of 3 shards did not answer \(disk\)"),
+        ({"_shards": {"total": 21, "successful": 6, "failed": 0}}, Unavailable, "15 of 21 shards did not answer"),
         ({"timed_out": True}, Unavailable, "its time was not enough"),
         ({"total": 7}, TransientError, "5 documents came, where the server had counted 7"),
     ):
@@ -317,6 +318,36 @@ def test_what_is_partial_is_incomplete(engine: Engine) -> None:
             pytest.raises(kind, match=says),
         ):
             [entry for piece in pieces for entry in source.listing(piece)]
+
+
+def test_an_index_that_is_deleted_or_made_anew_while_it_is_read(engine: Engine) -> None:
+    """Nothing counts as complete; of one that is there again and empty, neither."""
+    engine.there.put({f"doc-{n}": {"n": n} for n in range(300)})
+    source = engine.source()
+    marks = bookmarks(scan(source))
+    listing = source.listing(source.partitions_after(marks)[0])
+    next(listing)
+    engine.there.index.ask("DELETE", "")
+    with pytest.raises((Unavailable, TransientError, UsageError)):
+        list(listing)
+    for made in (False, True):
+        if made:
+            engine.there.index.ask("PUT", "")
+        assert isinstance(scan(source, marks)[-1], UsageError | TransientError)
+
+
+def test_a_shard_that_no_node_has(engine: Engine) -> None:
+    """https://github.com/elasticsearch-dump/elasticsearch-dump/issues/126 and /issues/889,
+    https://github.com/uvacw/inca/issues/455: a shard was on no node, the server said that none had failed, and an
+    export ended well with a part of the documents."""
+    engine.there.put(PLAYS)
+    marks = bookmarks(scan(engine.source()))
+    nowhere = {"index.routing.allocation.require._name": "no-such-node", "number_of_replicas": 0, "number_of_shards": 2}
+    engine.there.index.ask("DELETE", "")
+    body = {"settings": nowhere}
+    SearchIndex(engine.real.url, engine.name).ask("PUT", "?wait_for_active_shards=0&timeout=1s", body)
+    [error] = scan(engine.source(), marks)
+    assert isinstance(error, Unavailable | UsageError | TransientError), error
 
 
 @pytest.mark.parametrize("mapping", [{"enabled": False}, {"excludes": ["text"]}, {"includes": ["title"]}])

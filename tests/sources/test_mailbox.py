@@ -199,6 +199,7 @@ def test_a_file_that_was_compacted_is_read_again(tmp_path: Path) -> None:
     path.write_bytes(mbox(*map(mail, range(50))))
     before = Scanned(Mailbox(path))
     path.write_bytes(mbox(*map(mail, range(5, 70))))
+    settle(path)
     after = Scanned(Mailbox(path), before)
     assert [int(id.partition("@")[0]) for id in after.ids()] == list(range(5, 70))
     assert [doc.raw for doc in after.documents()] == [mail(n) + b"\n" for n in range(5, 70)]
@@ -260,6 +261,41 @@ def test_a_folder_that_cannot_be_read_is_as_it_was(box: Path, monkeypatch: pytes
     assert (after.fingerprints(), after.changed) == (before.fingerprints(), [])
     assert isinstance(after.error, TransientError)
     assert ".Sent" in str(after.error)
+
+
+@pytest.mark.parametrize("end", [0, 100, -100, -3])
+def test_a_file_that_is_being_written_anew_deletes_nothing(tmp_path: Path, end: int) -> None:
+    """https://github.com/mailpile/Mailpile/issues/1955: mails were removed from a file, and none was found any more.
+    A program that removes a mail writes the whole file again, and who reads meanwhile sees a part of it."""
+    path = tmp_path / "a.mbox"
+    path.write_bytes(mbox(*map(mail, range(20))))
+    (tmp_path / "b.mbox").write_bytes(mbox(mail("other")))
+    before = Scanned(Mailbox(tmp_path))
+    whole = mbox(*map(mail, range(1, 20)))
+    path.write_bytes(whole[:end] if end else b"")
+    after = Scanned(Mailbox(tmp_path), before)
+    assert (after.ids(), after.changed) == (before.ids(), [])
+    assert "rewritten just now" in str(after.error)
+    path.write_bytes(whole)
+    settle(path)
+    assert len(Scanned(Mailbox(tmp_path), after).ids()) == 20
+
+
+def test_mails_without_an_id_of_one_second_are_two(tmp_path: Path) -> None:
+    """https://github.com/jbostoen/itop-jb-mail-to-ticket-automation-v2/issues/253: they have the same sender, subject
+    and date, and the second one was taken for the first."""
+    box = maildir(tmp_path / "Maildir")
+    texts = [b"Subject: disk full\nDate: Mon, 06 May 2024 10:00:00 +0200\n\nDisk %d is full\n" % n for n in range(3)]
+    for number, text in enumerate(texts):
+        (box / "cur" / f"{number}.host:2,").write_bytes(text if number else text.replace(b"\n", b"\r\n"))
+    (box / "cur" / "9.host:2,").write_bytes(texts[0])
+    ids = Scanned(Mailbox(box)).ids()
+    assert len(ids) == 3
+    file = tmp_path / "a.mbox"
+    file.write_bytes(mbox(*texts))
+    assert sorted(Scanned(Mailbox(file)).ids()) != []
+    settle(file)
+    assert sorted(Scanned(Mailbox(file)).ids()) == sorted(ids)
 
 
 def test_a_file_that_is_no_mailbox_any_more(tmp_path: Path) -> None:

@@ -3,66 +3,16 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.site_scans import Scans, server
 from tests.support.site_server import Served, SiteServer
 
 from ferryman.errors import Misconfigured, TransientError, Unavailable, UsageError
-from ferryman.sources import Bookmark, Fetched, Listed, Note, Site, Unchanged
+from ferryman.sources import Fetched, Listed, Site, Unchanged
 
-
-class Scans:
-    """Scans of a site, one after the other, each with the memory of the one before."""
-
-    def __init__(self, server: SiteServer, **options: Any) -> None:
-        self.server = server
-        self.options = {"rate": 100_000, **options}
-        self.marks: dict[str, Any] = {}
-        self.notes: list[str] = []
-        self.error: Exception | None = None
-        self.read: list[str] = []
-        self.contents: dict[str, bytes] = {}
-
-    def source(self, **options: Any) -> Site:
-        return Site(self.server.url + "/", **{**self.options, **options})
-
-    def scan(self, **options: Any) -> list[str]:
-        """Scan, and return the paths of the documents; ``read`` has those of them that came with content."""
-        self.notes, self.error, self.read = [], None, []
-        listed: dict[str, None] = {}
-        marks = {}
-        source = self.source(**options)
-        for partition in source.partitions_after(dict(self.marks)):
-            try:
-                for entry in source.listing(partition):
-                    match entry:
-                        case Note():
-                            self.notes.append(entry.text)
-                        case Bookmark():
-                            marks[entry.partition] = entry.value
-                        case Fetched():
-                            path = entry.document.id.removeprefix(self.server.url)
-                            listed[path] = None
-                            self.read.append(path)
-                            self.contents[path] = entry.document.raw or b""
-                        case Listed():
-                            listed[entry.id.removeprefix(self.server.url)] = None
-            except Exception as e:
-                self.error = e
-        self.marks = {name: value for name, value in (self.marks | marks).items() if value is not None}
-        self.read.sort()
-        return sorted(listed)
-
-
-@pytest.fixture
-def server() -> Iterator[SiteServer]:
-    with SiteServer() as site:
-        site.page("/", "Home of a site about ferries and rivers", "/a", "b#part")
-        site.page("/a", "All about ferries on a chain")
-        site.page("/b", "All about ferries on a rope", "/a")
-        yield site
+__all__ = ["server"]
 
 
 def test_links_are_followed_and_what_is_unchanged_is_not_read(server: SiteServer) -> None:
@@ -495,6 +445,20 @@ def test_a_feed_that_is_none_deletes_nothing(server: SiteServer) -> None:
     scans = Scans(server, feeds=server.url + "/feed")
     assert scans.scan() == ["/", "/a", "/b"]
     assert "/feed: it is not a feed" in str(scans.error)
+
+
+def test_lastmod_that_is_always_today(server: SiteServer) -> None:
+    """Every page is asked for, conditionally, and only what has changed is read."""
+    paths = many(server, "2024-06-01")
+    scans = Scans(server)
+    scans.scan()
+    for today in ("2024-06-02", "2024-06-03"):
+        server.sitemap(dict.fromkeys(paths, today))
+        server.page("/p7", f"Page 7 of {today}")
+        server.asked()
+        scans.scan()
+        assert scans.read == ["/p7"]
+        assert server.statuses[304] >= len(paths) - 1
 
 
 # -- bounds ----------------------------------------------------------------------------------------

@@ -57,11 +57,16 @@ class GitServer:
         token: password that each request must have; "": none.
         redirect: where each request is redirected to; "": nowhere.
         requests: path and headers of each request.
+        held: while it is not set, requests for objects wait.
+        waiting: number of requests for objects.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.token = self.redirect = ""
+        self.waiting = 0
+        self.held = threading.Event()
+        self.held.set()
         self.requests: list[tuple[str, dict[str, str]]] = []
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"server_of": self}))
         self._http.daemon_threads = True
@@ -95,6 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         server.requests.append((self.path, headers))
         body = self.rfile.read(int(headers.get("content-length", 0)))
+        if b"command=fetch" in body:
+            server.waiting += 1
+            server.held.wait(60)
         if server.redirect:
             self.send_response(302)
             self.send_header("location", server.redirect + self.path)

@@ -19,6 +19,7 @@ class Served:
     Attributes:
         validators: which of "etag" and "modified" it states, and answers 304 by.
         hang: it answers only when the server ends.
+        cut: bytes at the end of the body that do not come.
     """
 
     body: bytes | str = b""
@@ -27,6 +28,7 @@ class Served:
     headers: Mapping[str, str] = field(default_factory=dict)
     validators: tuple[str, ...] = ("etag",)
     hang: bool = False
+    cut: int = 0
 
 
 class SiteServer:
@@ -149,9 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
         extra = {"etag": etag} if states and "etag" in served.validators else {}
         extra |= {"last-modified": _MODIFIED} if states and "modified" in served.validators else {}
         extra |= {"content-type": served.mime} if served.mime else {}
-        return self._say(served.status, body, extra | dict(served.headers))
+        return self._say(served.status, body, extra | dict(served.headers), served.cut)
 
-    def _say(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def _say(self, status: int, body: bytes, headers: Mapping[str, str], cut: int = 0) -> None:
         self.site.statuses[status] += 1
         self.send_response(status)
         for name, value in headers.items():
@@ -159,4 +161,5 @@ class _Handler(BaseHTTPRequestHandler):
         if status != 304:
             self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[: len(body) - cut])
+        self.close_connection = self.close_connection or bool(cut)

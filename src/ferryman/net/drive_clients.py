@@ -602,14 +602,28 @@ class WebDav(DriveClient):
         return path
 
     def ls(self: Any, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        quoted = quote(path, errors="surrogateescape")
         with self._asking(path):
-            entries = self.client.ls(quote(path, errors="surrogateescape"), allow_listing_resource=False)
-        found = []
-        for entry in entries:
-            if entry["type"] is None:
-                raise OSError(errno.EPROTO, "the server lists a member without saying what it is", entry["path"])
-            found.append(_webdav_entry(entry))
+            members = self.client.propfind(quoted, headers={"Depth": "1"}, follow_redirects=True).responses
+        here = members.pop(self.client.join_url(quoted).path, None)
+        if here is None:
+            raise OSError(errno.EPROTO, "the server lists something else than this folder", path)
+        if here.properties.resource_type == "file":
+            raise OSError(errno.ENOTDIR, "not a folder", path)
+        for member in (here, *members.values()):
+            if member.status_code is not None and member.status_code >= 400:  # 507 of the folder: it has more
+                raise OSError(
+                    errno.EPROTO, f"the server lists a part of it, and {member.status_code} for the rest", path
+                )
+            if member.properties.resource_type is None:
+                raise OSError(errno.EPROTO, "the server lists a member without saying what it is", member.path)
+        found = [self._entry(member) for member in members.values()]
         return found if detail else [info["name"] for info in found]
+
+    def _entry(self: Any, member: Any) -> dict[str, Any]:
+        entry = {name: getattr(member.properties, name) for name in ("content_length", "modified", "etag")}
+        kind = member.properties.resource_type
+        return _webdav_entry({**entry, "name": member.path_relative_to(self.client.base_url), "type": kind})
 
     def info(self: Any, path: str, **_: Any) -> dict[str, Any]:
         with self._asking(path):

@@ -20,6 +20,9 @@ MAILBOX_LINE: Final = re.compile(
 HEADER_BYTES: Final = 64 * KIB
 """Bytes of a mail that are looked at for its headers."""
 
+_TEXT_BYTES: Final = 4 * KIB
+"""Bytes of the text of a mail without a Message-ID that are part of its id."""
+
 _LINE_BYTES: Final = KIB
 """More bytes than ``MAILBOX_LINE`` and what it looks ahead to."""
 
@@ -123,26 +126,33 @@ def message_id_of(headers: bytes) -> str:
 
 
 def mail_id(beginning: bytes) -> str:
-    """Return the id of a mail: its Message-ID and a hash of its headers, but for those that mail programs change. Of
-    what has no headers, the beginning is hashed.
+    """Return the id of a mail: its Message-ID and a hash of its headers, but for those that mail programs change. The
+    hash of a mail without a Message-ID has the beginning of its text in it, since a program may send two of them in one
+    second. Of what has no headers, the beginning is hashed.
 
     Args:
-        beginning: the mail, or at least its headers and up to ``HEADER_BYTES``.
+        beginning: the mail, or at least its headers and up to ``HEADER_BYTES``; the headers are enough if there is a
+            Message-ID.
     """
-    headers = headers_of(beginning).replace(b"\r\n", b"\n")
+    beginning = beginning[:HEADER_BYTES]
+    raw_headers = headers_of(beginning)
+    headers = raw_headers.replace(b"\r\n", b"\n")
     digest = blake2b(digest_size=10)
     is_empty = True
     for header in _HEADER.finditer(headers):
         is_empty = False
         if header[1].lower() not in _CHANGING:
             digest.update(header[0].rstrip() + b"\n")
-    if is_empty:
-        digest.update(beginning[:HEADER_BYTES].replace(b"\r\n", b"\n").strip())
-    hashed = b32encode(digest.digest()).decode().lower()
     message_id = message_id_of(headers)
+    if is_empty:
+        digest.update(beginning.replace(b"\r\n", b"\n").strip())
+    elif not message_id:
+        text = beginning[len(raw_headers) :].replace(b"\r\n", b"\n").strip()
+        digest.update(text[:_TEXT_BYTES])
+    hashed = b32encode(digest.digest()).decode().lower()
     return f"{message_id}/{hashed}" if message_id else hashed
 
 
-def has_headers(headers: bytes) -> bool:
-    """Return whether this has headers of a mail in it."""
-    return _HEADER.search(headers_of(headers)) is not None
+def names_a_mail(headers: bytes) -> bool:
+    """Return whether these headers are enough for ``mail_id``."""
+    return bool(message_id_of(headers_of(headers)))

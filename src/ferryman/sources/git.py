@@ -7,12 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from shutil import which
-from typing import Any, Final, NamedTuple
+from shutil import rmtree, which
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote_from_bytes, unquote, urlsplit, urlunsplit
 
 from ferryman import limits
@@ -24,6 +25,7 @@ from ferryman.sources.base import Bookmark, Complete, Detect, Fetched, Listed, N
 from ferryman.sources.files import iso_time, mime_of
 from ferryman.sources.globs import Globs
 
+_T = TypeVar("_T")
 _WHOLE: Final = ""
 _ESTIMATED_BYTES: Final = 4096
 """Size of a file whose blob is not here: a tree does not have it."""
@@ -34,6 +36,9 @@ _FETCHED_BLOBS: Final = 20_000
 _LFS: Final = b"version https://git-lfs.github.com/spec/v1\n"
 _LFS_BYTES: Final = 1024
 _SUBMODULE, _SYMLINK = b"160000", b"120000"
+_PUSHES: Final = 3
+"""Times that the commit of a branch may be pushed over by force while it is fetched."""
+
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SCP: Final = re.compile(r"(?:([\w.-]+)@)?([\w.-]+):(?!//)(.+)")
 _LINKS: Final = {
@@ -166,12 +171,16 @@ class Git(Source):
         commit = known["commit"] if known and wanted is not None else repository.resolve(self.ref)
         if known and wanted is None and (known["commit"], known["options"]) == (commit, self._options):
             return
-        with repository.locked():
-            repository.fetch(commit, self.ref, whole=self._dates)
-        files, submodules = self._files(repository, commit)
-        with repository.locked():
-            repository.fetch_blobs({file.blob for file in files})
-        sizes = repository.sizes({file.blob for file in files})
+        for attempt in range(1, _PUSHES + 1):
+            try:
+                files, submodules, sizes = repository.prepared(partial(self._take, repository, commit))
+                break
+            except CommitGone as e:  # it was pushed over by force since it was named
+                if _COMMIT.fullmatch(self.ref):
+                    raise
+                if attempt == _PUSHES:
+                    raise Unavailable(f"{self!r}: its commit was replaced {_PUSHES} times while it was read") from e
+                commit = repository.resolve(self.ref)
         picked = None if wanted is None else set(wanted)
         for file in files:
             if picked is None or file.id in picked:
@@ -218,6 +227,14 @@ class Git(Source):
         shown = quote_from_bytes(os.fsencode(path))
         return self._link.format(url=_without_git(self._url), ref=self.ref, path=shown)
 
+    def _take(self, repository: Repository, commit: str) -> tuple[list[TreeFile], list[str], dict[str, int]]:
+        """Fetch a commit with its selected blobs; return the files, the submodules, and the sizes of the blobs."""
+        repository.fetch(commit, self.ref, whole=self._dates)
+        files, submodules = self._files(repository, commit)
+        blobs = {file.blob for file in files}
+        repository.fetch_blobs(blobs)
+        return files, submodules, repository.sizes(blobs)
+
     def _files(self, repository: Repository, commit: str) -> tuple[list[TreeFile], list[str]]:
         """Return the selected files of a commit, and the paths of its submodules."""
         files: list[TreeFile] = []
@@ -243,12 +260,18 @@ class Git(Source):
         repository = self._own_repository
         reader = self._own_reader
         content = reader.read(blob) if reader is not None else None
-        if content is None:
-            if reader is not None:
-                reader.close()
-            with repository.locked():
-                repository.fetch(commit, self.ref, whole=self._dates)
-                repository.fetch_blobs({file.blob for file in self._files(repository, commit)[0]})
+        for again in (False, True):  # what the clone has may be damaged: then it is made again
+            if content is not None:
+                return content
+            if self._reader is not None:
+                self._reader.close()
+            try:
+                repository.prepared(partial(self._take, repository, commit), from_scratch=again)
+            except CommitGone as e:
+                raise TransientError(
+                    f"{self!r}: commit {commit[:12]} was pushed over by force since it was listed. The next scan lists "
+                    "what is there now"
+                ) from e
             self._reader = BlobReader(repository)
             content = self._reader.read(blob)
         if content is None:
@@ -271,6 +294,10 @@ class Git(Source):
         if self._reader is None and repository.exists:
             self._reader = BlobReader(repository)
         return self._reader
+
+
+class CommitGone(Misconfigured):
+    """Error of a commit that the repository does not have, or not any more."""
 
 
 class TreeFile(NamedTuple):
@@ -296,6 +323,7 @@ class Repository:
         self._shown = net.redact(url)
         self._secrets, settings = _authorization(url, auth)
         self._commits: dict[str, dict[str, tuple[str | None, str]]] = {}
+        self._lock: int | None = None
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
             "GIT_TERMINAL_PROMPT": "0",
@@ -314,24 +342,67 @@ class Repository:
     def exists(self) -> bool:
         return (self.path / "HEAD").exists()
 
+    def prepared(self, prepare: Callable[[], _T], *, from_scratch: bool = False) -> _T:
+        """Return what a function returns that reads and changes the clone, while no other process changes it.
+
+        A clone that a kill, a power cut or a full disk has damaged is made again: it is only a copy.
+
+        Args:
+            prepare: called again after a clone was made again.
+            from_scratch: make the clone again in any case.
+        """
+        with self._locked():
+            if from_scratch:
+                rmtree(self.path, ignore_errors=True)
+            was_there = self.exists
+            if not was_there:
+                self._make()
+            try:
+                return prepare()
+            except FerrymanError:
+                if not was_there or self._is_sound():
+                    raise
+            rmtree(self.path)
+            self._make()
+            return prepare()
+
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from changing the clone; makes it, if there is none."""
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from changing the clone. Commands inherit the lock, so that one whose process was killed
+        ends before the next begins; locks of git's own that are left are of commands that were killed."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(f"{self.path}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not self.exists:
-                self._make()
-            yield
+            for left in (*self.path.glob("*.lock"), *self.path.glob("refs/**/*.lock")):
+                left.unlink(missing_ok=True)
+            self._lock = lock.fileno()
+            try:
+                yield
+            finally:
+                self._lock = None
 
     def _make(self) -> None:
-        self._git("init", "--quiet", "--bare", str(self.path), inside=False)
+        self._commits.clear()
+        made = self.path.with_suffix(".new")
+        rmtree(made, ignore_errors=True)
+        self._git("init", "--quiet", "--bare", str(made), inside=False)
         for key, value in (
             ("remote.origin.url", self._url),
             ("remote.origin.promisor", "true"),
             ("remote.origin.partialclonefilter", "blob:none"),
         ):
-            self._git("config", key, value)
+            self._git("config", "--file", str(made / "config"), key, value, inside=False)
+        rmtree(self.path, ignore_errors=True)
+        os.rename(made, self.path)
+
+    def _is_sound(self) -> bool:
+        """Return whether the clone is whole, so that a command failed for another reason."""
+        try:
+            found = self._git("config", "--get", "remote.origin.url")
+            self._git("fsck", "--connectivity-only", "--no-dangling", "--no-progress")
+        except FerrymanError:
+            return False
+        return os.fsdecode(found).rstrip("\n") == self._url
 
     def resolve(self, ref: str) -> str:
         """Return the commit that a ref names now.
@@ -453,7 +524,13 @@ class Repository:
         command = self.command(*arguments, lazy=lazy, inside=inside)
         try:
             done = subprocess.run(
-                command, input=given, capture_output=True, env=self.environment, timeout=self._timeout_s, check=False
+                command,
+                input=given,
+                capture_output=True,
+                env=self.environment,
+                timeout=self._timeout_s,
+                check=False,
+                pass_fds=() if self._lock is None else (self._lock,),
             )
         except subprocess.TimeoutExpired:
             raise Unavailable(f"{self._shown}: git {_verb(arguments)} took more than {self._timeout_s:g} s") from None
@@ -474,7 +551,7 @@ class Repository:
         if any(word in lower for word in _REFUSED):
             return Misconfigured(f"{said}. Give a login by auth=, or correct it, then run again.")
         if any(word in lower for word in _NO_REF):
-            return Misconfigured(f"{said}. The commit is not there any more: correct ref=, then run again.")
+            return CommitGone(f"{said}. The commit is not there any more: correct ref=, then run again.")
         if "redirect" in lower and self._secrets:
             return Misconfigured(f"{said}. A login is not sent after a redirect: give the address that it leads to.")
         if any(word in lower for word in _MISSING):

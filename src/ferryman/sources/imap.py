@@ -16,7 +16,7 @@ from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import Misconfigured, TransientError, Unavailable, UsageError, plain_text
 from ferryman.net.http import expand_variables, variable_names
-from ferryman.net.mailboxes import HEADER_BYTES, has_headers, mail_id
+from ferryman.net.mailboxes import HEADER_BYTES, mail_id, names_a_mail
 from ferryman.net.relative_paths import absolute
 from ferryman.sources.base import Bookmark, Detect, Fetched, Listed, Note, Source, Unchanged
 from ferryman.sources.mail import (
@@ -461,18 +461,18 @@ def _identify(client: IMAPClient, uids: Sequence[int]) -> dict[int, KnownMail]:
     server_id = _server_id(client)
     ids: dict[int, str] = {}
     sizes: dict[int, int] = {}
-    without_headers: list[int] = []
+    unnamed: list[int] = []
     for uid, answer in client.fetch(uids, ["RFC822.SIZE", server_id or _HEADER]).items():
         sizes[uid] = answer.get(b"RFC822.SIZE", 0)
         headers = answer.get(b"BODY[HEADER]<0>")
         if server_id:
             ids[uid] = _text_of(answer.get(server_id.encode()))
-        elif isinstance(headers, bytes) and has_headers(headers):
+        elif isinstance(headers, bytes) and names_a_mail(headers):
             ids[uid] = mail_id(headers)
         elif b"BODY[HEADER]<0>" in answer:
-            without_headers.append(uid)
-    if without_headers:
-        for uid, answer in client.fetch(without_headers, [_BEGINNING]).items():
+            unnamed.append(uid)
+    if unnamed:
+        for uid, answer in client.fetch(unnamed, [_BEGINNING]).items():
             ids[uid] = mail_id(answer.get(b"BODY[]<0>") or b"")
     return {uid: KnownMail(id, sizes[uid]) for uid, id in ids.items() if id and uid in sizes}
 

@@ -429,6 +429,9 @@ class OpenSearch(IndexSource):
             if any(_EXPIRED in _text(each) for each in shards.get("failures", [])):
                 why = " (its point in time has expired)"
             raise Unavailable(f"{self.place()}: {failed} of {shards.get('total')} shards did not answer{why}")
+        asked, answered = shards.get("total", 0), shards.get("successful", 0) + shards.get("skipped", 0)
+        if answered < asked:  # a shard that no node has counts as neither
+            raise Unavailable(f"{self.place()}: {asked - answered} of {asked} shards did not answer: no node has them")
         if answer.get("timed_out"):
             raise Unavailable(f"{self.place()}: its answer is partial, for its time was not enough")
 

@@ -20,6 +20,7 @@ from ferryman.net.mailboxes import (
     MAILBOX_LINE,
     has_whole_headers,
     mail_id,
+    names_a_mail,
     split_mailbox,
     unquote_lines,
 )
@@ -66,7 +67,8 @@ class Mailbox(Source):
     Folders are named by their paths: ``Projects/2024`` for the Maildir ``.Projects.2024``, the Maildir
     ``Projects/2024``, the file ``Projects/2024.mbox``, and Thunderbird's ``Projects.sbd/2024``; the Maildir or the file
     at ``path`` itself is ``INBOX``. Nothing is changed, and nothing is locked: a mail that is being appended to an mbox
-    is read as far as it has come, and again when it is whole. Only the headers of new mails are read while listing; a
+    is read as far as it has come, and again when it is whole; while a program rewrites an mbox, which takes it two
+    seconds at most, nothing of it is deleted. Only the headers of new mails are read while listing; a
     mailbox file that has grown is read from its old end on.
 
     Args:
@@ -265,11 +267,17 @@ def list_mailbox_file(path: Path, before: MailFolder | None) -> MailFolder:
             raise OSError(f"{printable_path(str(path))} is not a mailbox any more: it does not begin with a mail")
         for span in split_mailbox(file, start, end, is_inside=is_inside):
             head = os.pread(file.fileno(), min(HEADER_BYTES, span.end - span.start), span.start)
-            if span.end == end and not is_settled and not has_whole_headers(head):
+            if span.end == end and not is_settled and not (has_whole_headers(head) and names_a_mail(head)):
                 state["is_cut"] = True
             else:
                 mails[str(span.start)] = KnownMail(mail_id(unquote_lines(head)), span.end - span.start)
+        if before is not None and not has_grown and not is_settled and _ids(before.mails) - _ids(mails):
+            raise OSError(f"{printable_path(str(path))} was rewritten just now, perhaps not to its end")
         return MailFolder(state, mails)
+
+
+def _ids(mails: Mapping[str, KnownMail]) -> set[str]:
+    return {mail.id for mail in mails.values()}
 
 
 def _begins_alike(file: BinaryIO, before: MailFolder, end: int) -> bool:

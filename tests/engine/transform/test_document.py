@@ -100,3 +100,16 @@ def test_a_version_is_a_hash_of_what_the_source_gave(trial: PlanWorld) -> None:
     assert trial.history("a")[0]["version"] == version(b"one", title="T", n=1)
     assert trial.history("b")[0]["version"] == version(None, n=1)
     assert {line["version"] for line in trial.out().lines()} == {e["version"] for i in "ab" for e in trial.history(i)}
+
+
+@pytest.mark.parametrize(
+    ("given", "has"), [({}, ["group:a"]), ({"allowed": ["user:b"]}, ["user:b"]), ({"allowed": None}, None)]
+)
+def test_a_child_may_be_read_by_who_may_read_its_document(given: dict[str, Any], has: Any) -> None:
+    """Unless it says otherwise itself; it has a list of its own."""
+    parent = Document("a", allowed=["group:a"])
+    child = parent.child(1, text="x", **given)
+    assert child["allowed"] == has
+    parent["allowed"].append("group:b")
+    assert child["allowed"] == has
+    assert "allowed" not in Document("b").child(1)

@@ -70,6 +70,12 @@ class Response(NamedTuple):
         """Return the status, or why there is none, for messages."""
         return self.error or str(self.status)
 
+    def values_of(self, name: str) -> list[str]:
+        """Return the values of a header that may come several times."""
+        from urllib3 import HTTPHeaderDict
+
+        return self.headers.getlist(name) if isinstance(self.headers, HTTPHeaderDict) else []
+
     @property
     def mime(self) -> str:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -15,7 +15,7 @@ from ferryman.sources.base import Bookmark, Fetched, Listed, Note
 from ferryman.sources.site.client import MAX_DELAY_S, MOVED, Response, Robots, SiteClient, is_left_out
 from ferryman.sources.site.page import PageFacts, digest_of, is_related, is_same, read_page
 from ferryman.sources.site.pages import FeedMemory, HostMemory, PageState, SitePage, bookmarks, signature
-from ferryman.sources.site.scope import Scope, normalize, origin_of
+from ferryman.sources.site.scope import Scope, normalize, origin_of, pages_above, with_scheme_of
 from ferryman.sources.site.sitemaps import BrokenSitemap, guids_are_stable, has_gap, read_feed, read_sitemaps
 
 _AWAY_AFTER: Final = 5
@@ -94,6 +94,8 @@ class Crawl:
         self._yielded: set[str] = set()
         self._forbidden: list[str] = []
         self._empty: list[str] = []
+        self._texts: dict[str, int] = {}
+        self._repeated: list[str] = []
         self._html = 0
         self._elsewhere = dict.fromkeys(memory.elsewhere)
         self._incomplete: list[str] = []
@@ -177,11 +179,18 @@ class Crawl:
         pages = read_sitemaps(self._client, urls, self._rules.max_pages, is_guess=is_guess)
         for broken in pages.broken:
             self._incomplete.append(f"sitemap {broken}")
-        self._lastmods = pages.lastmods
-        for url in pages.lastmods:
+        self._lastmods = {with_scheme_of(self._origin, url): lastmod for url, lastmod in pages.lastmods.items()}
+        elsewhere = []
+        for url in self._lastmods:
             if self._reach(url, 0):
                 self._pages[url].listed = True
-        yield from ()
+            elif origin_of(url) != self._origin and not self._client.may_ask(url):
+                elsewhere.append(url)
+        if elsewhere:
+            yield Note(
+                f"the sitemap of {self._origin} names {len(elsewhere)} pages of other hosts, such as {elsewhere[0]}, "
+                "which are left out: name them in hosts="
+            )
 
     def _read_feeds(self) -> Iterator[Note]:
         for url in self._rules.feeds:
@@ -388,7 +397,14 @@ class Crawl:
             return None
         page.lastmod = self._lastmods.get(page.url, page.lastmod)
         if is_left_out(answer.mime):
-            self._mark_no_document(page)
+            if page.was_read and not was_settled:
+                self._doubt(page, f"it is {answer.mime} now")
+                page.is_settled = True
+            else:
+                self._mark_no_document(page)
+            return None
+        if not answer.body and page.was_read:
+            self._doubt(page, "an empty answer")
             return None
         return self._judge_content(page, answer)
 
@@ -411,9 +427,15 @@ class Crawl:
             body = content.encode() if isinstance(content, str) else content
             headers = {**answer.headers, "content-type": "text/html; charset=utf-8"}
             answer = answer._replace(body=body, headers=headers if isinstance(content, str) else answer.headers)
-        facts = read_page(answer.body, answer.url, answer.charset, answer.headers.get("x-robots-tag", ""))
+        facts = read_page(answer.body, answer.url, answer.charset, answer.values_of("x-robots-tag"))
         if facts.has_password and (answer.url != page.url or (page.was_read and not page.has_password)):
             self._doubt(page, "a page that asks for a password is in its place")
+            return None
+        if facts.refresh and facts.refresh != page.url:
+            if page.was_read and facts.refresh == self._memory.missing_target:
+                page.state = PageState.GONE
+            else:
+                self._mark_moved(page, facts.refresh, refreshes=True)
             return None
         if self._is_missing_page(facts):
             page.state = PageState.GONE
@@ -422,7 +444,7 @@ class Crawl:
         if facts.is_empty and self._rules.fetch is None:
             self._empty.append(page.url)
         page.has_password = facts.has_password
-        self._links[page.url] = [link for link in facts.links if link != page.url and self._belongs(link)]
+        self._links[page.url] = self._links_of(page.url, facts)
         if facts.noindex:
             self._mark_no_document(page)
             return None
@@ -440,9 +462,15 @@ class Crawl:
             self._links[page.url] = []
         return document_of(page.url, answer, digest) if changed else None
 
-    def _belongs(self, link: str) -> bool:
-        """Return whether a link is worth remembering."""
-        return self._scope.has(link) or (link in self._pages)
+    def _links_of(self, url: str, facts: PageFacts) -> list[str]:
+        """Return the links of a page that are worth remembering. If a page above it has the same text, there are none:
+        the server ignores the end of an address, and relative links lead to ever longer ones."""
+        self._texts[url] = facts.text
+        if facts.text and not facts.is_empty and any(self._texts.get(each) == facts.text for each in pages_above(url)):
+            self._repeated.append(url)
+            return []
+        links = (with_scheme_of(self._origin, link) for link in facts.links)
+        return [link for link in links if link != url and (self._scope.has(link) or link in self._pages)]
 
     def _is_alias(self, page: SitePage, facts: PageFacts) -> bool:
         """Return whether a page's canonical link may be believed: the page that it names is here, calls itself so, and
@@ -461,10 +489,10 @@ class Crawl:
             return False
         return self._reach(target, page.depth, by_link=True)
 
-    def _mark_moved(self, page: SitePage, target: str) -> None:
-        page.state, page.target = PageState.MOVED, target
+    def _mark_moved(self, page: SitePage, target: str, *, refreshes: bool = False) -> None:
+        page.state, page.target, page.refreshes = PageState.MOVED, with_scheme_of(self._origin, target), refreshes
         self._links[page.url] = []
-        self._reach(target, page.depth, by_link=True)
+        self._reach(page.target, page.depth, by_link=True)
 
     def _mark_no_document(self, page: SitePage) -> None:
         page.state, page.digest, page.etag, page.modified = PageState.NO_DOCUMENT, "", "", ""
@@ -490,6 +518,7 @@ class Crawl:
         if answer.status != 200 or not answer.is_html:
             return
         missing = read_page(answer.body, answer.url, answer.charset)
+        memory.missing_target = memory.missing_target or missing.refresh
         robots = read_page(self._robots.page, self._origin).sketch
         memory.robots_is_missing = bool(self._robots.page) and is_same(missing.sketch, robots)
         first = self._client.follow(self._starts[0] if self._starts else self._origin + "/")
@@ -574,7 +603,11 @@ class Crawl:
                 return f"has moved to {target.url}, which is in doubt ({target.doubt})"
             if target.has_password and not page.has_password:
                 return f"has moved to {target.url}, which asks for a password"
-            target = self._pages.get(target.target) if target.state == PageState.MOVED else None
+            if target.state != PageState.MOVED:
+                break
+            target = self._pages.get(target.target)
+        if page.refreshes and (target is None or not target.was_read or target.url in self._empty):
+            return f"leads at once to {page.target}, where no page could be read"
         return ""
 
     def _unchanged(self) -> Iterator[Listed]:
@@ -600,6 +633,14 @@ class Crawl:
         if self._forbidden:
             named = _with_more(", ".join(self._forbidden[:_NAMED]), len(self._forbidden))
             yield Note(f"robots.txt forbids {len(self._forbidden)} pages, which are left out: {named}")
+        if self._repeated:
+            named = _with_more(", ".join(self._repeated[:_NAMED]), len(self._repeated))
+            yield Note(
+                f"{len(self._repeated)} pages have the text of a page above them, and their links are not followed: "
+                f"exclude them: {named}"
+            )
+        if repeating := self._scope.repeating:
+            yield Note(f"links to addresses that repeat a part of them again and again are not followed: {repeating}")
         for pattern in sorted(self._scope.full_patterns)[:_NAMED]:
             yield Note(
                 f"{self._origin}{pattern}: there are more pages of this pattern than per_pattern= allows, and the rest "

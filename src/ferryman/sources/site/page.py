@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
@@ -22,6 +23,14 @@ name one of them, much differs."""
 
 _FEW_WORDS: Final = 20
 """Words of a page that is nearly empty: a frame without what a script would put into it."""
+
+_REFRESH: Final = re.compile(r"""\s*(\d*)(?:\.\d*)?\s*[;,\s]\s*(?:url\s*=\s*)?['"]?([^'"]+)['"]?\s*""", re.IGNORECASE)
+_REFRESH_S: Final = 1
+"""Longest pause (seconds) after which a page that leads elsewhere by itself has moved; after a longer one it is read
+before."""
+
+_VALUED: Final = frozenset({"unavailable_after", "max-snippet", "max-image-preview", "max-video-preview"})
+"""Directives of ``X-Robots-Tag`` with a colon; any other word before one is the name of a crawler."""
 
 _STATED_CHARSET: Final = re.compile(rb"<meta\b[^<>]*?charset\s*+=\s*+[\"']?+\s*+([\w.:-]{1,40})", re.IGNORECASE)
 _AGENT: Final = "ferryman"
@@ -41,6 +50,8 @@ class PageFacts:
             comments and hidden fields do not count.
         has_password: whether it asks for a password.
         is_empty: whether there is hardly any text in it, but scripts.
+        refresh: the address that it leads to by itself, at once; "": it does not.
+        text: check sum of its text, without anything else.
     """
 
     digest: str
@@ -50,6 +61,8 @@ class PageFacts:
     noindex: bool = False
     has_password: bool = False
     is_empty: bool = False
+    refresh: str = ""
+    text: int = 0
     sketch: Sketch = ()
 
 
@@ -76,12 +89,12 @@ def is_related(one: Sketch, other: Sketch) -> bool:
     return similarity(one, other) >= _RELATED
 
 
-def read_page(body: bytes, url: str, charset: str = "", robots_header: str = "") -> PageFacts:
+def read_page(body: bytes, url: str, charset: str = "", robots_headers: Iterable[str] = ()) -> PageFacts:
     """Read the facts about a page of HTML.
 
     Args:
         charset: encoding that the server states; "": none.
-        robots_header: value of ``X-Robots-Tag``.
+        robots_headers: values of ``X-Robots-Tag``.
     """
     from lxml import etree
 
@@ -93,7 +106,7 @@ def read_page(body: bytes, url: str, charset: str = "", robots_header: str = "")
         parser.close()
     except (etree.LxmlError, ValueError, AssertionError):  # nothing, or nothing but comments
         pass
-    return collector.facts(robots_header)
+    return collector.facts(robots_headers)
 
 
 def decode_page(body: bytes, charset: str) -> str:
@@ -127,6 +140,8 @@ class _Collector:
         self._links: dict[str, None] = {}
         self._directives: list[str] = []
         self._text: list[str] = []
+        self._text_sum = 0
+        self._refresh = ""
         self.canonical = ""
         self.has_password = False
 
@@ -156,10 +171,10 @@ class _Collector:
     def close(self) -> None:
         self._flush()
 
-    def facts(self, robots_header: str) -> PageFacts:
+    def facts(self, robots_headers: Iterable[str]) -> PageFacts:
         """Return what was gathered."""
         self._flush()
-        directives = set(self._directives) | _header_directives(robots_header)
+        directives = set(self._directives).union(*map(_header_directives, robots_headers))
         nofollow = bool(directives & {"nofollow", "none"})
         return PageFacts(
             digest=self._hash.hexdigest(),
@@ -169,6 +184,8 @@ class _Collector:
             noindex=bool(directives & {"noindex", "none"}),
             has_password=self.has_password,
             is_empty=len(self._words) < _FEW_WORDS and self._scripts > 0,
+            refresh=self._refresh,
+            text=self._text_sum,
             sketch=_sketch(self._words),
         )
 
@@ -176,7 +193,9 @@ class _Collector:
         words = "".join(self._text).split()
         self._text.clear()
         if words:
-            self._count(" ".join(words))
+            text = " ".join(words).encode("utf-8", "replace")
+            self._hash.update(text + b"\0")
+            self._text_sum = zlib.crc32(text, self._text_sum)
             if len(self._words) < _SKETCH_WORDS and not self._in_title:
                 self._words += words
 
@@ -213,10 +232,22 @@ class _Collector:
     def _start_meta(self, value: dict[str, str]) -> None:
         name = (value.get("name") or value.get("property") or "").lower()
         content = value.get("content", "")
+        if value.get("http-equiv", "").strip().lower() == "refresh" and not self._unseen:
+            self._start_refresh(content)
         if name in ("robots", _AGENT):
             self._directives += re.findall(r"\w+", content.lower())
         elif name in _META_IN_TEXT:
             self._count(content)
+
+    def _start_refresh(self, content: str) -> None:
+        given = _REFRESH.fullmatch(content)
+        target = normalize(given[2], self._base) if given else ""
+        if not given or not target:
+            return
+        self._count(target)
+        self._links[sys.intern(target)] = None
+        if int(given[1] or 0) <= _REFRESH_S and target != self._url:
+            self._refresh = self._refresh or target
 
 
 _HANDLERS: Final = {
@@ -234,14 +265,16 @@ _HANDLERS: Final = {
 
 
 def _header_directives(value: str) -> set[str]:
-    """Return the directives of ``X-Robots-Tag`` that are for everybody or for us."""
+    """Return the directives in one ``X-Robots-Tag`` that are for everybody or for us: those behind a name are for the
+    crawler of that name."""
     found: set[str] = set()
+    name = ""
     for part in value.lower().split(","):
-        name, colon, rest = part.partition(":")
-        if not colon:
+        before, colon, rest = part.partition(":")
+        if colon and before.strip() not in _VALUED:
+            name, part = before.strip(), rest
+        if name in ("", _AGENT):
             found.add(part.strip())
-        elif name.strip() == _AGENT:
-            found.add(rest.strip())
     return found
 
 

@@ -53,7 +53,9 @@ class SitePage(msgspec.Struct, array_like=True):
         doubt: why its last answer says nothing about it; "": it does.
         refused: why its content cannot be a document.
         etag, modified: validators of its content.
-        is_settled: whether it was in doubt before it was ever read, by a status that forbids it.
+        is_settled: whether its last answer was in doubt, and counts if the next one is the same: a status that forbids
+            what was never read, or a kind of content that is left out.
+        refreshes: whether it has moved by a page that leads elsewhere by itself, and not by its status.
     """
 
     url: str
@@ -73,6 +75,7 @@ class SitePage(msgspec.Struct, array_like=True):
     refused: str = ""
     has_password: bool = False
     is_settled: bool = False
+    refreshes: bool = False
 
     @property
     def was_read(self) -> bool:

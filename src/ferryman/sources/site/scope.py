@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Final
@@ -21,6 +21,9 @@ _SESSION_FIELDS: Final = re.compile(
 """Fields of a query that name a visitor or where he comes from, and not a page."""
 
 _NUMBERS: Final = re.compile(r"\d+")
+_REPEATS: Final = 3
+"""Times that a name may stand in a path: more come of relative links on a server that ignores the end of an address."""
+
 URL_CHARACTERS: Final = 2000
 """Longest address that is followed: browsers and caches take no more, and a page that links to ever longer ones has no
 end."""
@@ -62,6 +65,24 @@ def origin_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+def with_scheme_of(origin: str, url: str) -> str:
+    """Return an address of http with https, if the origin is the same host's with https: sites that have moved there
+    still name their old addresses."""
+    host = origin.removeprefix("https://")
+    return f"https{url[4:]}" if url.startswith(f"http://{host}/") and host != origin else url
+
+
+def pages_above(url: str) -> Iterator[str]:
+    """Yield the addresses above a page: those of its folders, with and without a slash at the end."""
+    origin = origin_of(url)
+    path = urlsplit(url).path.rstrip("/")
+    while path:
+        path = path.rpartition("/")[0]
+        yield f"{origin}{path}/"
+        if path:
+            yield origin + path
+
+
 def pattern_of(url: str) -> str:
     """Return the pattern of an address: its path with a 0 for each number, and the names of its query's fields."""
     parts = urlsplit(url)
@@ -79,6 +100,11 @@ def _one_form(path: str) -> str:
     return _ESCAPE.sub(one, quote(path, safe="/%:@!$&'()*+,;=~", errors="surrogateescape"))
 
 
+def _repeats_a_name(url: str) -> bool:
+    names = [name for name in urlsplit(url).path.split("/") if name and not name.isdecimal()]
+    return len(names) > _REPEATS and Counter(names).most_common(1)[0][1] > _REPEATS
+
+
 class Scope:
     """The addresses that belong to a site.
 
@@ -91,6 +117,7 @@ class Scope:
 
     Attributes:
         full_patterns: patterns that have more pages.
+        repeating: an address that was left out since it repeats a name; "": none was.
         digest: hash of the rules.
     """
 
@@ -109,6 +136,7 @@ class Scope:
         self._per_pattern = per_pattern
         self._patterns: Counter[str] = Counter()
         self.full_patterns: set[str] = set()
+        self.repeating = ""
         rules = (starts, sorted(origins), include, exclude, per_pattern)
         self.digest = blake2b(repr(rules).encode(), digest_size=8).hexdigest()
 
@@ -124,7 +152,10 @@ class Scope:
         return not any(fnmatchcase(path, glob) for glob in self._exclude)
 
     def count(self, url: str) -> bool:
-        """Count a page that a link leads to; return False if there are enough of its pattern."""
+        """Count a page that a link leads to; return False if there are enough of its pattern, or it has none."""
+        if _repeats_a_name(url):
+            self.repeating = self.repeating or url
+            return False
         pattern = pattern_of(url)
         if self._patterns[pattern] >= self._per_pattern:
             self.full_patterns.add(pattern)

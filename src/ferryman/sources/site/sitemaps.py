@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import zlib
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 from xml.parsers import expat
 
 from ferryman import limits
 from ferryman.errors import as_exception, message_of
-from ferryman.net.compressed import DAMAGE_ERRORS
+from ferryman.net.compressed import DAMAGE_ERRORS, UnpackedStream
 from ferryman.sources.site.client import SiteClient
 from ferryman.sources.site.scope import normalize
 
@@ -101,9 +100,10 @@ def sitemap_entries(body: bytes, url: str) -> Iterator[SitemapEntry]:
     head = next(stream, b"").lstrip(b"\xef\xbb\xbf \t\r\n")
     if not head.startswith(b"<"):
         text = b"".join([head, *stream]).decode("utf-8", "replace")
-        for line in text.splitlines():
-            if page := normalize(line):
-                yield SitemapEntry(page, "", False)
+        pages = list(filter(None, map(normalize, text.splitlines())))
+        if text.strip() and not pages:
+            raise BrokenSitemap("it is not a sitemap")
+        yield from (SitemapEntry(page, "", False) for page in pages)
         return
     parser = _SitemapParser(url)
     for chunk, is_last in _with_last(head, stream):
@@ -111,6 +111,8 @@ def sitemap_entries(body: bytes, url: str) -> Iterator[SitemapEntry]:
             parser.feed(chunk, is_last)
         except expat.ExpatError as e:
             yield from parser.take()
+            if not parser.is_sitemap:
+                break
             raise BrokenSitemap(f"it is broken in line {e.lineno}: {expat.ErrorString(e.code)}") from None
         yield from parser.take()
     if not parser.is_sitemap:
@@ -129,19 +131,22 @@ def _unpacked(body: bytes) -> Iterator[bytes]:
     if not body.startswith(b"\x1f\x8b"):
         yield from (body[at : at + _CHUNK] for at in range(0, len(body), _CHUNK))
         return
-    unpacker = zlib.decompressobj(wbits=31)
-    packed, size = io.BytesIO(body), 0
+    size = 0
+
+    def add(count: int) -> None:
+        nonlocal size
+        size += count
+        if size > _SITEMAP_BYTES:
+            raise BrokenSitemap(f"it has more than {_SITEMAP_BYTES} bytes when unpacked")
+
     try:
-        while (piece := unpacker.unconsumed_tail or packed.read(_CHUNK)) and not unpacker.eof:
-            data = unpacker.decompress(piece, _CHUNK)
-            size += len(data)
-            if size > _SITEMAP_BYTES:
-                raise BrokenSitemap(f"it has more than {_SITEMAP_BYTES} bytes when unpacked")
-            yield data
+        with UnpackedStream(io.BufferedReader(io.BytesIO(body)), add) as unpacked:
+            while chunk := unpacked.read(_CHUNK):
+                yield chunk
+    except EOFError:
+        raise BrokenSitemap("it is cut off") from None
     except DAMAGE_ERRORS as e:
         raise BrokenSitemap(f"it cannot be unpacked: {message_of(as_exception(e))}") from None
-    if not unpacker.eof:
-        raise BrokenSitemap("it is cut off")
 
 
 class _SitemapParser:
