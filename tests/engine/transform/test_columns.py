@@ -51,15 +51,17 @@ def calls(draw: st.DrawFn) -> tuple[list[Document], Any]:
     same = draw(st.lists(NAMES, max_size=3, unique=True))
     docs = []
     for n in range(count):
-        names = same if draw(st.integers(0, 5)) else same[:1]
+        names = same[:1] if draw(st.integers(0, 5)) == 5 else same
         fields = {name: f"doc-{n}" if name == "id" else draw(VALUES) for name in names}
         docs.append(Document.of(f"doc-{n}", fields, draw(st.none() | st.binary(max_size=3)), "v"))
     kept = draw(st.sets(st.integers(0, 5)))
-    added = draw(st.lists(st.tuples(NAMES, st.sampled_from(KINDS)), max_size=3, unique_by=lambda each: each[0]))
+    added = draw(
+        st.lists(st.tuples(NAMES, st.sampled_from(KINDS)), min_size=1, max_size=3, unique_by=lambda each: each[0])
+    )
     columns = {
         name: pa.array([draw(values) for _ in range(count)], kind) for name, (kind, values) in added if name != "id"
     }
-    reverse = not draw(st.integers(0, 5))
+    reverse = draw(st.integers(0, 5)) == 5
 
     def step(batch: pa.RecordBatch) -> pa.RecordBatch:
         names = [name for at, name in enumerate(batch.schema.names) if name == "id" or at not in kept]
