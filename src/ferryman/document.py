@@ -491,7 +491,7 @@ def json_problem(value: Any, levels: int = limits.NESTED) -> str:
         return "" if type(plain) is kind else json_problem(plain, levels)
     if not levels:
         return _TOO_DEEP
-    if kind is list and value and type(value[0]) is float and _are_finite(value):  # embeddings: the fast path
+    if kind is list and value and type(value[0]) is float and are_finite(value):  # embeddings: the fast path
         return ""
     for each in inner:
         if type(each) not in _SCALAR_TYPES and (why := json_problem(each, levels - 1)):
@@ -522,7 +522,7 @@ _NOT_A_NUMBER: Final = "which is not a number in JSON"
 _SEQUENCE_TYPES: Final = (list, tuple, set, frozenset)
 
 
-def _are_finite(numbers: list[Any]) -> bool:
+def are_finite(numbers: list[Any]) -> bool:
     """Return whether all numbers are finite. Fast for embeddings: NaN and infinity make the sum not finite."""
     try:
         total = sum(numbers)

@@ -340,6 +340,8 @@ def not_read_messages(fields: pa.ChunkedArray) -> dict[int, str]:
     Args:
         fields: the column of the outbox, JSON.
     """
+    if not any(_UNREAD_KEY in _content(chunk) for chunk in fields.chunks):  # takes a quarter of the next line's time
+        return {}
     found = pc.indices_nonzero(pc.fill_null(pc.match_substring(fields, _UNREAD_KEY), False)).to_pylist()
     messages = {}
     for at in found:
@@ -347,6 +349,15 @@ def not_read_messages(fields: pa.ChunkedArray) -> dict[int, str]:
         if isinstance(unread, list) and all(isinstance(n, str) and 0 < len(n) <= _UNREAD_CHARACTERS for n in unread):
             messages[at] = NOT_READ + ", ".join(unread[:_UNREAD_NAMES])
     return messages
+
+
+def _content(column: pa.Array) -> bytes:
+    """Return the bytes of all values of a binary column, one after the other."""
+    _, offsets, content = column.buffers()
+    if content is None or offsets is None:
+        return b""
+    first, last = np.frombuffer(offsets, np.int32)[[column.offset, column.offset + len(column)]].tolist()
+    return bytes(content.slice(first, last - first))
 
 
 # Messages of an error queue: what failed, where and why, and for which documents.

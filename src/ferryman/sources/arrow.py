@@ -42,7 +42,7 @@ class RowEncoder:
             self._id_casts = _casts_of(schema.types[self._id])
             self._id_text = _id_text(id, schema.types[self._id])
         order = sorted(range(len(schema.names)), key=lambda i: schema.names[i])
-        self._row = _row_maker([schema.names[i] for i in order])
+        self._row = row_maker([schema.names[i] for i in order])
         self._columns = [(i, _casts_of(schema.types[i]), _converter(schema.types[i])) for i in order]
         for name, kind in zip(schema.names, schema.types, strict=True):
             if _nesting(kind) >= limits.NESTED:
@@ -73,7 +73,7 @@ def _values(column: pa.Array, casts: list[pa.DataType], convert: Convert | None)
     return values if convert is None else _convert_all(values, convert)
 
 
-def _row_maker(names: list[str]) -> Callable[..., Any]:
+def row_maker(names: list[str]) -> Callable[..., Any]:
     """Return a function that combines a row's values, in the order of these names, to an object to encode."""
     if any(_NO_STRUCT_NAME.search(name) for name in names):
         return lambda *values: dict(zip(names, values, strict=True))

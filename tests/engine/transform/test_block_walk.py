@@ -4,6 +4,7 @@ as document by document."""
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -221,10 +222,34 @@ def other_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([titles, batch["raw"], batch["id"]], ["title", "raw", "id"])
 
 
+def with_column(make: Callable[[int], Any], kind: pa.DataType | None = None) -> Callable[..., Any]:
+    """A step that adds a column ``made`` of the column ``n``."""
+
+    def step(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.append_column("made", pa.array([make(n) for n in batch["n"].to_pylist()], kind))
+
+    return step
+
+
+def other_raws(batch: pa.RecordBatch) -> pa.RecordBatch:
+    raws = pa.array([None if n % 2 else b"%d" % n for n in batch["n"].to_pylist()])
+    return pa.RecordBatch.from_arrays([raws, batch["n"], batch["id"]], ["raw", "n", "id"])
+
+
+def wrong_once(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """One batch comes back without ids."""
+    return batch.drop_columns(["id"]) if 9 in batch["n"].to_pylist() else batch
+
+
+def only_ids(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select(["id"])
+
+
 STEPS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "plain answers": (plain_answers, {"batch": 4}),
     "all kinds of answers": (all_kinds_of_answers, {"batch": 4}),
     "one answer fails after the other": (lambda docs: [KeyError("no")] * len(docs), {"batch": 4, "brake": 3}),
+    "lists of few bytes": (plain_answers, {"batch": 7, "batch_bytes": 10}),
     "some fail": (fails_of_some, {"batch": 4}),
     "one wish": (wants_again, {"batch": 4}),
     "a wish and an error": (wants_again_and_fails, {"batch": 4}),
@@ -232,6 +257,21 @@ STEPS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "fewer rows": (fewer_rows, {"arrow": True, "batch": 7}),
     "other values": (other_values, {"arrow": True}),
     "other texts": (other_texts, {"arrow": True, "batch": 7}),
+    "other raws": (other_raws, {"arrow": True}),
+    "only ids": (only_ids, {"arrow": True}),
+    "one batch is wrong": (wrong_once, {"arrow": True, "batch": 4}),
+    "texts of any script": (with_column(lambda n: 'ä\x00"\\\n\u2028😀' * n), {"arrow": True}),
+    "numbers": (with_column(lambda n: n * 1e16 + 0.1), {"arrow": True}),
+    "large numbers": (with_column(lambda n: 2**64 - 1 - n, pa.uint64()), {"arrow": True}),
+    "small floats": (with_column(lambda n: n / 10, pa.float32()), {"arrow": True}),
+    "not a number": (with_column(lambda n: float("nan") if n == 5 else n), {"arrow": True, "batch": 4}),
+    "embeddings": (with_column(lambda n: [n / 3, 0.0, -0.0], pa.list_(pa.float32(), 3)), {"arrow": True}),
+    "an infinite embedding": (with_column(lambda n: [n / 3, float("inf") if n == 3 else 0]), {"arrow": True}),
+    "lists with gaps": (with_column(lambda n: ["a", None] * (n % 3)), {"arrow": True}),
+    "objects": (with_column(lambda n: {"b": n, "a": [n]}), {"arrow": True}),
+    "dates": (with_column(lambda n: dt.date(2024, 1, 1 + n)), {"arrow": True}),
+    "bytes": (with_column(lambda n: b"%d" % n), {"arrow": True}),
+    "some are large": (with_column(lambda n: "x" * (3 << 19) if n == 9 else ""), {"arrow": True, "batch": 4}),
 }
 
 
@@ -256,29 +296,79 @@ class Halves(Router):
         return ("left", "right")[len(document) % 2]
 
 
-def batched(folder: Path, what: str) -> tuple[dict[str, list[Any]], list[str]]:
-    """What a first wave has committed, and the calls."""
+def batched(folder: Path, what: str, *, straight: bool = False) -> tuple[dict[str, list[Any]], list[str]]:
+    """What a first wave has committed, and the calls.
+
+    Args:
+        straight: there are only destinations below the step.
+    """
     folder.mkdir()
     net, (fn, options) = PlanWorld.empty(folder), STEPS[what]
     step = net.source().step("batch", Counted(fn, folder / "calls"), attempts=2, **options)
+    if straight:
+        step.tee("first", net.out("first")).destination("last", net.out("last"))
+        return committed_batches(net, folder)
     copies = step.route("copies", Duplicate())
     copies.destination("all", net.out("all"))
     halves = copies.route("halves", Halves())
     halves.destination("left", net.out("left"))
     halves.step("right", lambda doc: doc).destination("end", net.out("end"))
+    return committed_batches(net, folder)
+
+
+def committed_batches(net: PlanWorld, folder: Path) -> tuple[dict[str, list[Any]], list[str]]:
     for n in range(23):
         net.put(f"doc-{n}", n=n, title=f"T{n}", tags=[] if n % 2 else ["x"])
     found = committed(partial(net.run, runner=InProcess(slots=1)), lambda: net.root)
     return found, (folder / "calls").read_text().splitlines()
 
 
-@pytest.mark.parametrize("what", STEPS)
-def test_a_first_step_with_batches_commits_the_same(place: Path, what: str) -> None:
+ONLY_DESTINATIONS = list(STEPS).index("a column")
+"""First of the steps that are tried with nothing but destinations below them, where columns need no documents."""
+WITH_ROUTERS = list(STEPS).index("other raws")
+"""First of those that are not tried with routers below them."""
+
+
+@pytest.mark.parametrize(
+    ("what", "straight"),
+    [(what, False) for what in list(STEPS)[:WITH_ROUTERS]] + [(what, True) for what in list(STEPS)[ONLY_DESTINATIONS:]],
+)
+def test_a_first_step_with_batches_commits_the_same(place: Path, what: str, straight: bool) -> None:
     """It is called as often, too, for as many at once."""
-    quick = batched(place / "quick", what)
+    quick = batched(place / "quick", what, straight=straight)
     with one_by_one():
-        slow = batched(place / "slow", what)
+        slow = batched(place / "slow", what, straight=straight)
     assert {row["document"] for row in quick[0]["documents"]} == {f"doc-{n}" for n in range(23)}
+    assert quick == slow
+
+
+def test_columns_go_to_destinations_without_documents(place: Path) -> None:
+    """An Arrow step right below the source, and only destinations below it."""
+    with patch("ferryman.engine.transform.block_walk.BlockWalk.walk_answered_row", side_effect=AssertionError):
+        quick, calls = batched(place / "quick", "embeddings", straight=True)
+    assert len(calls) == 1
+    assert len(quick["outbox"]) == 2 * 23
+
+
+def test_changed_documents_behind_an_arrow_step_commit_the_same(place: Path) -> None:
+    """Some were delivered before, some are new."""
+
+    def second_wave(folder: Path) -> dict[str, list[Any]]:
+        folder.mkdir()
+        net = PlanWorld.empty(folder)
+        step = net.source().step("batch", STEPS["embeddings"][0], arrow=True)
+        step.tee("first", net.out("first")).destination("last", net.out("last"))
+        for n in range(12):
+            net.put(f"doc-{n}", n=n, title="before")
+        net.run()
+        for n in range(6, 18):
+            net.put(f"doc-{n}", n=n, title="after")
+        return committed(partial(net.run, runner=InProcess(slots=1)), lambda: net.root, 2)
+
+    quick = second_wave(place / "quick")
+    with one_by_one():
+        slow = second_wave(place / "slow")
+    assert len(quick["outbox"]) == 2 * 12
     assert quick == slow
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ferryman.engine.transform.staging import reconcile
+from ferryman.engine.transform.reconcile import reconcile
 from ferryman.records.families import FailedMember, MissingDelivery, Published
 
 

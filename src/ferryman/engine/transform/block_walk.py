@@ -107,6 +107,45 @@ class BlockWalk:
             node.health.note_return()
         self._stage(block, i, doc, self._walk_from(doc, node.next))
 
+    @property
+    def delivers_below_first(self) -> bool:
+        """Return whether documents go from the first node to destinations only."""
+        return self.first_node is not None and self._destinations() is not None
+
+    def deliver_answered_rows(self, block: Block, fields: list[bytes], raws: list[bytes | None]) -> bool:
+        """Stage all rows of the block, to which calls of the first node have given this content; return False,
+        and stage none, if one of them needs the general walk.
+
+        Only destinations are below, see ``delivers_below_first``.
+        """
+        node, destinations = self.first_node, self._destinations()
+        assert node is not None
+        assert node.health is not None
+        assert destinations is not None
+        sizes = [len(each) for each in fields] + [len(raw) for raw in raws if raw is not None]
+        if max(sizes, default=0) > self._large:
+            return False
+        buffers = [each.buffer for each in destinations]
+        published = encode_published([buffer.given for buffer in buffers])
+        if any(before and before != published for before in block.published):
+            return False  # something of the version before may have to be deleted
+        if not node.health.steady:
+            node.health.note_return()
+        self._stager.stage_plain_rows(buffers, fields, raws, published)
+        return True
+
+    def _destinations(self) -> list[PathNode] | None:
+        """Return the nodes below the first one, if all are destinations."""
+        assert self.first_node is not None
+        found: list[PathNode] = []
+        node = self.first_node.next
+        while node is not None:
+            if node.step is not None or node.choose is not None or node.health is not None:
+                return None
+            found.append(node)
+            node = node.next
+        return found
+
     def _begin(self, block: Block, i: int) -> None:
         self._walk.call_scope.at(block, i)
         self._is_timed = not i % _TIMED_ROWS

@@ -8,23 +8,25 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from itertools import chain, repeat
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
+import msgspec
 import pyarrow as pa
 
 from ferryman import limits
-from ferryman.document import Document, is_text, replace_nan
+from ferryman.document import Document, are_finite, encode_fields, is_text, replace_nan
 from ferryman.engine.results import StepTimeout
 from ferryman.engine.transform.block import Block
 from ferryman.errors import Dropped, Interrupted, PermanentError, plain_text, safe_repr, unless_interrupt
 from ferryman.plan import Plan, StepNode
 from ferryman.plan.calls import is_async
 from ferryman.records.families import descends
+from ferryman.sources.arrow import row_maker
 
 _LEAST_S: Final = 0.001
 """Shortest timer, in seconds; setting a timer to zero would disable it."""
@@ -179,18 +181,42 @@ def with_record_batches(fn: Callable[..., Any]) -> Callable[[list[Document]], An
     """
 
     def call_step(docs: list[Document]) -> list[Document | None]:
-        given = DocumentBatch(docs)
+        given = DocumentBatch.of(docs)
         return given.match(fn(given.batch))
 
     async def await_step(docs: list[Document]) -> list[Document | None]:
-        given = DocumentBatch(docs)
+        given = DocumentBatch.of(docs)
         return given.match(await fn(given.batch))
 
     return await_step if is_async(fn) else call_step
 
 
+class EncodedRows(NamedTuple):
+    """Contents of a call's documents, as a destination gets them: fields as JSON, and raw bytes."""
+
+    fields: list[bytes]
+    raws: list[bytes | None]
+
+
+class _Columns(NamedTuple):
+    """Fields of a returned batch with a row for each document, in their order, and every field in every row.
+
+    Attributes:
+        types: type of each column; None: the step has not changed it, so that its values are those that were given.
+    """
+
+    names: list[str]
+    values: list[list[Any]]
+    types: list[pa.DataType | None]
+    raws: list[bytes | None]
+
+
 class DocumentBatch:
     """Documents as a record batch.
+
+    Args:
+        fields: fields of each document, which they keep.
+        versions: their versions, for documents that are made later.
 
     Attributes:
         batch: columns ``id``, ``raw``, and one for each field that a document has.
@@ -199,20 +225,25 @@ class DocumentBatch:
         PermanentError: the documents cannot be converted to a record batch.
     """
 
-    def __init__(self, docs: list[Document]) -> None:
-        self._docs = docs
-        names = dict.fromkeys(name for doc in docs for name in doc.fields)
-        if all(doc.fields.get("id", doc.id) == doc.id for doc in docs):
-            names.pop("id", None)  # as in rows of a table: one column is both field and id
+    def __init__(
+        self, ids: list[str], fields: list[dict[str, Any]], raws: list[bytes | None], versions: Sequence[str] = ()
+    ) -> None:
+        self._ids, self._fields, self._raws, self._versions = ids, fields, raws, versions
+        self._docs: list[Document] = []
+        names = dict.fromkeys(chain.from_iterable(fields))
+        self._with_id = 0
+        """Documents that have their id as a field, too."""
+        if "id" in names and all(given.get("id", id) == id for id, given in zip(ids, fields, strict=True)):
+            names.pop("id")  # as in rows of a table: one column is both field and id
+            self._with_id = sum("id" in given for given in fields)
         for name in ("id", "raw"):
             if name in names:
                 raise PermanentError(
                     f"a field is called {name!r}, as a column of each record batch is: rename it in a step before this "
                     "one"
                 )
-        self._values: dict[str, list[Any]] = {name: [doc.fields.get(name) for doc in docs] for name in names}
-        raws = pa.array([doc.raw for doc in docs], pa.large_binary())
-        columns = [pa.array([doc.id for doc in docs], pa.string()), raws]
+        self._values: dict[str, list[Any]] = {name: [given.get(name) for given in fields] for name in names}
+        columns = [pa.array(ids, pa.string()), pa.array(raws, pa.large_binary())]
         for name, values in self._values.items():
             try:
                 columns.append(pa.array(values))
@@ -220,59 +251,105 @@ class DocumentBatch:
                 raise PermanentError(f"field {name!r} does not make one Arrow column: {plain_text(e)}") from None
         self.batch = pa.RecordBatch.from_arrays(columns, ["id", "raw", *names])
 
+    @classmethod
+    def of(cls, docs: list[Document]) -> Self:
+        """Return the batch of these documents."""
+        batch = cls([doc.id for doc in docs], [doc.fields for doc in docs], [doc.raw for doc in docs])
+        batch._docs = docs
+        return batch
+
+    @property
+    def docs(self) -> list[Document]:
+        """The documents; made when they are first asked for."""
+        if not self._docs:
+            self._docs = list(map(Document.of, self._ids, self._fields, self._raws, self._versions))
+        return self._docs
+
     def match(self, out: Any) -> list[Document | None]:
         """Return each document with the content of its row; None in the place of a document whose row is missing.
 
         Raises:
             PermanentError: the batch that the step returned does not match the documents.
         """
+        if (columns := self._columns_of(out)) is None:
+            return self._apply_rows(out)
+        rows = zip(*columns.values, strict=True) if columns.values else repeat(())
+        for doc, raw, row in zip(self.docs, columns.raws, rows, strict=bool(columns.values)):
+            doc.raw = raw
+            _set_fields(doc, zip(columns.names, row, strict=True))
+        return list(self.docs)
+
+    def encode(self, out: Any) -> EncodedRows | None:
+        """Return the content that each document has after ``match``, as ``encode_fields`` encodes it, without making
+        documents; None: they are needed.
+
+        Raises:
+            PermanentError: see ``match``.
+        """
+        columns = self._columns_of(out)
+        if columns is None or self._with_id not in (0, len(self._ids)) or not _are_bytes(columns.raws):
+            return None
+        changed = [
+            (kind, values) for kind, values in zip(columns.types, columns.values, strict=True) if kind is not None
+        ]
+        if not all(_is_plain_column(kind, values) for kind, values in changed):
+            return None
+        values_by_name = dict(zip(columns.names, columns.values, strict=True))
+        if self._with_id:
+            values_by_name["id"] = self._ids
+        if not values_by_name:
+            return EncodedRows([encode_fields({})] * len(self._ids), columns.raws)
+        names = sorted(values_by_name)
+        rows = map(row_maker(names), *[values_by_name[name] for name in names])
+        try:
+            return EncodedRows(list(map(_encode_row, rows)), columns.raws)
+        except Exception:  # the walk says which document it is
+            return None
+
+    def _columns_of(self, out: Any) -> _Columns | None:
+        """Return what the step returned by columns; None: rows are missing, in another order, or without some fields.
+
+        Raises:
+            PermanentError: see ``match``.
+        """
         if not isinstance(out, (pa.RecordBatch, pa.Table)):
             raise WrongReturn(f"returned {describe_type(out)}, not a pyarrow.RecordBatch")
-        names = out.schema.names
-        if "id" not in names:
+        if "id" not in out.schema.names:
             raise WrongReturn("returned a record batch without its column 'id', by which rows and documents match")
-        if len(set(names)) < len(names):
+        if len(set(out.schema.names)) < len(out.schema.names):
             raise WrongReturn("returned a record batch with two columns of one name")
-        if isinstance(out, pa.RecordBatch) and self._apply_columns(out):
-            return list(self._docs)
-        return self._apply_rows(out)
-
-    def _apply_columns(self, out: pa.RecordBatch) -> bool:
-        """Set whole columns at once, if every document has its row in its place and every row has all fields; otherwise
-        return False."""
         given, names = self.batch, [name for name in out.schema.names if name not in ("id", "raw")]
-        if not out["id"].equals(given["id"]) or any(out[name].null_count for name in names):
-            return False
+        if not isinstance(out, pa.RecordBatch) or not out["id"].equals(given["id"]):
+            return None
+        if any(out[name].null_count for name in names):
+            return None
         # unchanged columns keep their Python values, since Arrow may represent them differently
-        columns = []
+        columns = _Columns(names, [], [], [None] * len(self._ids))
         for name in names:
             is_given = name in self._values
             if is_given and out[name].equals(given[name]):
-                columns.append(self._values[name])
+                columns.values.append(self._values[name])
+                columns.types.append(None)
             elif is_given and not _round_trips(given[name].type):
-                return False  # of some documents it may be as it was
+                return None  # of some documents it may be as it was
             else:
-                columns.append(out[name].to_pylist())
-        raws: list[bytes | None] = [None] * len(self._docs)
+                columns.values.append(out[name].to_pylist())
+                columns.types.append(out[name].type)
         if "raw" in out.schema.names:
-            raws = [doc.raw for doc in self._docs] if out["raw"].equals(given["raw"]) else out["raw"].to_pylist()
-        rows = zip(*columns, strict=True) if columns else repeat(())
-        for doc, raw, row in zip(self._docs, raws, rows, strict=bool(columns)):
-            doc.raw = raw
-            _set_fields(doc, zip(names, row, strict=True))
-        return True
+            return columns._replace(raws=self._raws if out["raw"].equals(given["raw"]) else out["raw"].to_pylist())
+        return columns
 
     def _apply_rows(self, out: pa.RecordBatch | pa.Table) -> list[Document | None]:
         given, names = self.batch, out.schema.names
         loose = [
             name for name in given.schema.names if name in names and not _round_trips(given.schema.field(name).type)
         ]
-        before = given.select(loose).to_pylist() if loose else [{}] * len(self._docs)
+        before = given.select(loose).to_pylist() if loose else [{}] * len(self.docs)
         rows: dict[str, list[dict[str, Any]]] = {}
         for row in out.to_pylist():
             rows.setdefault(row.pop("id"), []).append(row)
         matched: list[Document | None] = []
-        for doc, as_given in zip(self._docs, before, strict=True):
+        for doc, as_given in zip(self.docs, before, strict=True):
             doc_rows = rows.get(doc.id)
             matched.append(_apply_row(doc, doc_rows.pop(0), as_given) if doc_rows else None)
         for id, left in rows.items():
@@ -308,6 +385,33 @@ def _set_fields(doc: Document, now: Iterable[tuple[str, Any]]) -> None:
 def _round_trips(of: pa.DataType) -> bool:
     """Return whether values of this type survive a conversion to Arrow and back unchanged."""
     return any(kind(of) for kind in (pa.types.is_string, pa.types.is_large_binary, pa.types.is_boolean))
+
+
+def _are_bytes(raws: list[Any]) -> bool:
+    return all(raw is None or type(raw) is bytes for raw in raws)
+
+
+def _is_plain_column(kind: pa.DataType, values: list[Any]) -> bool:
+    """Return whether JSON holds all these values of a type as they are: text, integers, booleans, finite numbers, and
+    lists of these."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        if kind.value_type.num_fields:
+            return False
+        return all(_is_plain_column(kind.value_type, [each for each in value if each is not None]) for value in values)
+    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        return are_finite(values)
+    return any(of(kind) for of in _PLAIN_TYPES)
+
+
+_encode_row = msgspec.json.Encoder(order="sorted").encode
+
+_PLAIN_TYPES: Final = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_integer,
+    pa.types.is_boolean,
+)
 
 
 # The step call that is running in a task: its document reads the idempotency key from it.

@@ -11,23 +11,20 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from ferryman import limits
-from ferryman.document import Document, current_caller, decode_fields
+from ferryman.document import Document, current_caller
 from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import AWAY, NodeAway, NodeError, StepTimeout, classify_error
 from ferryman.engine.runner.child import exit_if_forked
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.block_walk import BlockWalk
 from ferryman.engine.transform.calls import (
     CallScope,
     RateLimiter,
     content_size,
-    make_batch_call,
     time_limit,
     timeout_message,
 )
@@ -369,135 +366,6 @@ class StepQueue:
         out = self._call_batch([each.doc for each in call.waiting])
         assert isinstance(out, list)
         return out
-
-
-# Fast path for a step right below the source that takes batches: it is called for a whole block before any of its
-# documents is walked further, so no document has to wait.
-#
-# This covers blocks without errors. After an error, ``ConcurrentWalks`` receives the results of the calls so far and
-# walks the block: it halves batches, and stops calling a step in trouble.
-
-
-class _BlockKeys:
-    """Looks up the idempotency keys of a block's documents."""
-
-    def __init__(self, call_scope: CallScope, block: Block) -> None:
-        self._call_scope = call_scope
-        self._block = block
-        self._rows: dict[str, int] = {}
-
-    def key_of(self, doc: Document) -> str | None:
-        """Return the document's idempotency key, see ``StepCaller``."""
-        self._rows = self._rows or {id: i for i, id in enumerate(self._block.ids)}
-        if (row := self._rows.get(doc.id)) is None:
-            return None
-        self._call_scope.at(self._block, row)
-        return self._call_scope.key_of(doc)
-
-
-class FirstBatches:
-    """Calls of the step right below the source, made for a whole block at once."""
-
-    def __init__(
-        self, step: StepNode, reader: DocumentReader, walks: ConcurrentWalks, stager: Stager, live: ProgressWriter
-    ) -> None:
-        self._step = step
-        self._call_batch = make_batch_call(step)
-        self._reader = reader
-        self._walks = walks
-        self._stager = stager
-        self._live = live
-        self._walk: Walk = reader.walk.fork(stager)
-        self._walk.call_scope = reader.walk.call_scope
-        self._blocks = BlockWalk.create(self._walk, stager, live)
-        assert reader.walk.source.next is not None
-        self._node = reader.walk.source.next
-
-    def process_block(self, block: Block, contents: tuple[list[bytes | None], list[bytes | None]]) -> bool:
-        """Walk and stage all documents of the block; return False if none was staged, because the block needs
-        ``ConcurrentWalks``."""
-        if self._blocks is None or not self._suits(block, contents):
-            return False
-        fields, raws = contents
-        decoded = [decode_fields(each) for each in fields if each is not None]
-        docs = list(map(Document.of, block.ids, decoded, raws, block.versions))
-        finished = self._call_in_batches(block, docs)
-        if finished and finished[-1].failed:
-            self._live.add(-sum(len(each.docs) for each in finished))
-            self._walks.set_results(self._step.name, finished)
-            return False
-        self._stager.begin_block(block)
-        self._walk.row = self._reader.walk.row
-        answers = chain.from_iterable(each.answers for each in finished)
-        for i, (doc, answer) in enumerate(zip(docs, answers, strict=True)):
-            self._blocks.walk_answered_row(block, i, doc, answer)
-        self._reader.walk.row = self._walk.row
-        self._stager.end_block()
-        return True
-
-    def _suits(self, block: Block, contents: tuple[list[bytes | None], list[bytes | None]]) -> bool:
-        assert self._blocks is not None
-        first = self._blocks.first_node
-        if not BlockWalk.suits(block) or first is None or first.health is None or first.health.closed:
-            return False
-        fields, raws = contents
-        return None not in fields and sum(len(each or b"") for each in chain(fields, raws)) < limits.IN_FLIGHT_BYTES
-
-    def _call_in_batches(self, block: Block, docs: list[Document]) -> list[FinishedCall]:
-        """Call the step for these documents, batch by batch, and return the results.
-
-        Stops after the first call that failed as a whole or for some documents, since the step may be in trouble.
-        """
-        context = contextvars.copy_context()
-        context.run(current_caller.set, _BlockKeys(self._walk.call_scope, block))
-        self._walk.call_scope.step, self._walk.call_scope.route = self._step.name, ""
-        finished = []
-        for at in range(0, len(docs), self._step.rows):
-            some = docs[at : at + self._step.rows]
-            ids = [doc.id for doc in some]
-            answers: list[Any] = []
-            error: BaseException | None = None
-            began = time.perf_counter()
-            try:
-                out = context.run(self._call_batch, some)
-                assert isinstance(out, list)
-                answers = out
-            except BaseException as e:
-                error = unless_interrupt(e)
-            self._node.took_s += time.perf_counter() - began
-            for doc, id in zip(some, ids, strict=True):
-                doc.id = id  # its id is the source's, whatever a step does to the object
-            finished.append(FinishedCall(some, answers, error))
-            self._live.add(len(some))
-            if finished[-1].failed:
-                break
-        self._walk.call_scope.step = ""
-        return finished
-
-
-def make_first_batches(
-    steps: list[StepNode], reader: DocumentReader, walks: ConcurrentWalks, stager: Stager, live: ProgressWriter
-) -> FirstBatches | None:
-    """Return the fast path, or None unless exactly one step takes batches, it stands right below the source, and its
-    calls have no limits.
-
-    Args:
-        steps: the plan's steps that take batches or run several calls at a time.
-    """
-    if len(steps) != 1 or reader.in_batches:
-        return None
-    [step] = steps
-    first = reader.walk.source.next
-    plain = (
-        step.remember is None
-        and step.concurrency == 1
-        and not is_async(step.fn)
-        and step.rate is None
-        and step.call_timeout_s is None
-    )
-    if first is None or first.name != step.name or not plain:
-        return None
-    return FirstBatches(step, reader, walks, stager, live)
 
 
 # Concurrent walks: each one is suspended while a step gathers a batch or has a call running, and the others continue.

@@ -83,6 +83,11 @@ class OutboxBuffer:
         self._fields.append(fields)
         self._raws.append(raw)
 
+    def add_origins(self, fields: list[bytes], raws: list[bytes | None]) -> None:
+        """Add all rows of the block, as ``add_origin`` does; there are no others yet."""
+        assert not self.rows
+        self.rows, self._fields, self._raws = list(range(len(fields))), [*fields], [*raws]
+
     def table(self, block: Block, source: str, first_row: int) -> pa.Table:
         """Return the rows in the columns of ``OUTBOX_FILE``, numbered from ``first_row``."""
         n = len(self.rows)
@@ -226,6 +231,20 @@ class OutboxStage:
             if buffer.end[0] in self._in_order:
                 self._assign_place(buffer)
 
+    def add_origins(
+        self, block: Block, buffers: Sequence[OutboxBuffer], fields: list[bytes], raws: list[bytes | None]
+    ) -> None:
+        """Add all rows of the block to each of these buffers, as ``add_origin`` does."""
+        size = (_ROW_BYTES * len(fields) + sum(map(len, fields)) + sum(len(raw) for raw in raws if raw)) * len(buffers)
+        is_ordered = any(buffer.end[0] in self._in_order for buffer in buffers)
+        if self._pending_bytes or size > limits.GROUP_BYTES or is_ordered:
+            for i, content in enumerate(zip(fields, raws, strict=True)):
+                self.add_origin(block, i, [(buffer, *content) for buffer in buffers])
+            return
+        self._reserve(block, size)
+        for buffer in buffers:
+            buffer.add_origins(fields, raws)
+
     def buffer(self, end: End, branches: str, operation: Operation) -> OutboxBuffer:
         """Return the buffer in which rows of this kind are gathered, for the whole task."""
         key = (end, branches, operation)
@@ -364,6 +383,11 @@ class DocumentStage:
         collected as columns."""
         self._plain.append(i)
         self._plain_published.append(published)
+
+    def add_all_plain(self, rows: int, published: str) -> None:
+        """Add all rows of the block as ``add_plain`` does."""
+        self._plain += range(rows)
+        self._plain_published += [published] * rows
 
     def remember(
         self,

@@ -21,7 +21,8 @@ from ferryman.engine.tasks import LogSplit, TaskSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.block_walk import BlockWalk
 from ferryman.engine.transform.calls import signals_interrupt
-from ferryman.engine.transform.concurrent import ConcurrentReader, ConcurrentWalks, make_first_batches
+from ferryman.engine.transform.concurrent import ConcurrentReader, ConcurrentWalks
+from ferryman.engine.transform.first_batches import make_first_batches
 from ferryman.engine.transform.health import health_of_nodes
 from ferryman.engine.transform.isolation import DocumentSizes, IsolatedReader
 from ferryman.engine.transform.log_entries import LogEntries
