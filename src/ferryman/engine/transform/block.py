@@ -100,6 +100,11 @@ class Block:
         """Return why the source drops row ``i``; None: it does not."""
         return self._drop_reasons[i] if self._drop_reasons else None
 
+    @property
+    def drops(self) -> bool:
+        """Return whether the source drops any row."""
+        return self._drop_reasons.count(None) < len(self._drop_reasons)
+
     def set_drop_reason(self, i: int, why: str) -> None:
         """Record why the source drops row ``i``; "": it does not."""
         if why:

@@ -191,10 +191,10 @@ class Stager:
     def stage_plain(
         self, i: int, deliveries: Sequence[Content], skipped: Sequence[SkippedDelivery], published: str
     ) -> None:
-        """Stage row ``i`` of a block of new documents: it has no children, and nothing failed or was requested for
-        it."""
+        """Stage row ``i`` of new documents or entries: it has no children, nothing failed, and nothing was requested."""
         self._outbox.add_origin(self._block, i, deliveries)
-        self._documents.add_new(i, published)
+        if self._entries is None:
+            self._documents.add_new(i, published)
         if skipped:
             self._events.add_skipped(self._block, i, skipped)
             self._counts["dropped"] += len(skipped)
