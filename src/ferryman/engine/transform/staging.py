@@ -191,7 +191,7 @@ class Stager:
     def stage_plain(
         self, i: int, deliveries: Sequence[Content], skipped: Sequence[SkippedDelivery], published: str
     ) -> None:
-        """Stage row ``i`` of new documents or entries: it has no children, nothing failed, and nothing was requested."""
+        """Stage row ``i`` of new documents or entries: it has no children, nothing failed, nothing was requested."""
         self._outbox.add_origin(self._block, i, deliveries)
         if self._entries is None:
             self._documents.add_new(i, published)
