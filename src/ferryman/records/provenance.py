@@ -49,11 +49,15 @@ _encode: Final = msgspec.json.Encoder().encode
 
 def merge_provenances(texts: Iterable[str | None]) -> str | None:
     """Return the provenance of what was made from documents with these, as JSON: all their queues, and the first
-    ``tx``. None: no queue is known."""
+    ``tx``. None: no queue is known. One of another form gives nothing, as in ``Provenance.of``."""
     merged = _EncodedProvenance({})
     for text in texts:
-        if text is not None:
+        if text is None:
+            continue
+        try:
             each = _decode(text)
-            merged.queues |= each.queues
-            merged.tx = each.tx if merged.tx is None else merged.tx
+        except msgspec.DecodeError:
+            continue
+        merged.queues |= each.queues
+        merged.tx = each.tx if merged.tx is None else merged.tx
     return _encode(merged).decode() if merged.queues else None

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import pytest
 
 from ferryman import Document, Plan
+from ferryman.document import encode_fields
+from ferryman.engine.keyed.grouping import key_decoder
 from ferryman.engine.transform.walk import Walk
 from ferryman.errors import BadDocument, Dropped, PermanentError
 from ferryman.queues import Queue as DurableQueue
+from ferryman.records.provenance import merge_provenances
 from ferryman.routers import Duplicate, Router
 from ferryman.sources import Queue
 from ferryman.state.state import state_root
@@ -195,6 +199,29 @@ def test_usual_entries_are_walked_in_blocks(queues: Path, place: Path, build: Ca
     with patch.object(Walk, "walk_document", note), contextlib.suppress(AssertionError):
         run_plan(build(queues, place), place / "state", runner=InProcess(slots=1), checked=False)
     assert not walked
+
+
+@pytest.mark.parametrize("field", ["key", 'a"b', "a\\b", "é\u2028", "", "x" * 300])
+@pytest.mark.parametrize("value", ["v", "", 'é\u2028"\\', "k" * 100_000, 5, None, ["v"]])
+def test_a_key_is_decoded_alone_as_with_its_document(field: str, value: Any) -> None:
+    """Other fields do not count, whatever they hold; what is not text is left to the node."""
+    fields = encode_fields({field: value, "other": {field: "inner"}, "z": [field]})
+    decode = key_decoder(field)
+    if decode is None:
+        assert {'"', "\\"} & set(field)
+    elif isinstance(value, str):
+        assert decode(fields).key == value
+    else:
+        with pytest.raises(msgspec.ValidationError):
+            decode(fields)
+
+
+def test_provenances_are_merged_in_order() -> None:
+    """One of another form gives nothing."""
+    one, two = '{"queues":{"a":{"index":1}},"tx":1}', '{"queues":{"b":{"index":2}},"tx":7}'
+    assert merge_provenances([one, two]) == '{"queues":{"a":{"index":1},"b":{"index":2}},"tx":1}'
+    assert merge_provenances(["no JSON", None, "[1]", two]) == two
+    assert merge_provenances([None, "{}"]) is None
 
 
 def test_rows_of_documents_are_kept_only_for_what_failed(queues: Path, place: Path) -> None:

@@ -154,7 +154,7 @@ class _AssignedKey(NamedTuple):
     fault: str | None = None
 
 
-def _key_decoder(field: str) -> Callable[[bytes], Any] | None:
+def key_decoder(field: str) -> Callable[[bytes], Any] | None:
     """Return a function that decodes only this field of a document's fields, a text, as the attribute ``key``; None:
     it has to be decoded with the others."""
     try:
@@ -183,7 +183,7 @@ class KeyAssigner:
         """Sources where a document that failed permanently holds back later documents of its key."""
         self._contributions = contributions
         self._folder = folder
-        self._decode_key = None if callable(node.key) else _key_decoder(node.key)
+        self._decode_key = None if callable(node.key) else key_decoder(node.key)
 
     def assign_keys(self, rows: pa.Table, first: int, held: Sequence[int], fault: str | None = None) -> pa.Table:
         """Return an outbox file's rows in the columns of ``RUN``: the pending ones, and those that hold back others.
