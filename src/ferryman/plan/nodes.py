@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -305,7 +305,7 @@ class Combining:
     inverse: Callable[[Any], Any] | None = None
 
     def __call__(self, key: str, state: Any, documents: list[Document]) -> tuple[Any, dict[str, Any] | None]:
-        new = self.combiner(key, [value for doc in documents for value in self._values_of(doc)])
+        new = self.combiner(key, self._values_of(documents))
         if state is not None and new is not None:
             new = self.combiner(
                 key, [copy_value(state), new]
@@ -316,21 +316,25 @@ class Combining:
             return new, None
         return new, {"key": key, "old": state, "new": new}
 
-    def _values_of(self, doc: Document) -> Iterator[Any]:
-        """Yield the value that undoes the document's former value, if there was one, and its new value."""
-        if doc.previous is not None and self.inverse is not None:
-            yield self.inverse(self._value_of(Document.of(doc.id, doc.previous)))
-        if doc.operation == "upsert":
-            yield self._value_of(doc)
+    def _values_of(self, documents: list[Document]) -> list[Any]:
+        """Return of each document the value that undoes its former value, if there was one, and its new value."""
+        values = []
+        for doc in documents:
+            if doc.previous is not None and self.inverse is not None:
+                values.append(self.inverse(self._value_of(Document.of(doc.id, doc.previous))))
+            if doc.operation == "upsert":
+                values.append(self._value_of(doc))
+        return values
 
     def _value_of(self, doc: Document) -> Any:
         if self.value is None:
             return 1
         if callable(self.value):
             return self.value(doc)
-        if self.value not in doc.fields:
-            raise PermanentError(f"the document has no field {self.value!r}, which is to be its value")
-        return doc.fields[self.value]
+        try:
+            return doc.fields[self.value]
+        except KeyError:
+            raise PermanentError(f"the document has no field {self.value!r}, which is to be its value") from None
 
 
 # Nodes that keep state by key: a destination for what comes in, a source for what they export.

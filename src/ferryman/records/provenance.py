@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Iterable
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -33,3 +34,30 @@ class Provenance(msgspec.Struct, frozen=True):
 def encode(provenance: Provenance) -> str:
     """Encode as JSON."""
     return msgspec.json.encode(provenance).decode()
+
+
+class _EncodedProvenance(msgspec.Struct):
+    """A provenance of which the queues' entries stay encoded."""
+
+    queues: dict[str, msgspec.Raw] = {}
+    tx: int | None = None
+
+
+_decode: Final = msgspec.json.Decoder(_EncodedProvenance).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def merge_provenances(texts: Iterable[str | None]) -> str | None:
+    """Return the provenance of what was made from documents with these, as JSON: all their queues, and the first
+    ``tx``. None: no queue is known. One of another form gives nothing, as in ``Provenance.of``."""
+    merged = _EncodedProvenance({})
+    for text in texts:
+        if text is None:
+            continue
+        try:
+            each = _decode(text)
+        except msgspec.DecodeError:
+            continue
+        merged.queues |= each.queues
+        merged.tx = each.tx if merged.tx is None else merged.tx
+    return _encode(merged).decode() if merged.queues else None

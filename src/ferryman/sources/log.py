@@ -24,7 +24,7 @@ import base64
 import copy
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self, get_args
 from urllib.parse import quote, unquote
 
@@ -40,7 +40,7 @@ from ferryman.document import (
     storable_id,
 )
 from ferryman.errors import BadDocument, Misconfigured, UsageError, plain_text
-from ferryman.records.provenance import Provenance, encode
+from ferryman.records.provenance import merge_provenances
 from ferryman.sources.base import Listed, Source
 
 if TYPE_CHECKING:
@@ -563,11 +563,11 @@ class Joined(CombinedLog):
         return piece._replace(identities=tuple(identities[name] for name, *_ in piece.inputs))
 
     def read_piece(self, piece: Piece) -> Iterator[Entry]:
-        return self._joined_entries(piece, {})
+        return self._joined_entries(piece)
 
     def rows(self, piece: Piece) -> Iterator[pa.Table]:
         self._reached: dict[str, int] = {}
-        return self._tables(self._joined_entries(piece, self._reached))
+        return self._joined_tables(piece, self._reached)
 
     def reached(self, piece: Piece) -> Positions:
         return self._reached
@@ -625,19 +625,66 @@ class Joined(CombinedLog):
         inputs = tuple((name, first[name], last[name]) for name in self.inputs)
         return Piece(_COUNT_PARTITION, number, end, 0, "", inputs)
 
-    def _joined_entries(self, piece: Piece, reached: dict[str, int]) -> Iterator[Entry]:
+    def _joined_tables(self, piece: Piece, reached: dict[str, int]) -> Iterator[pa.Table]:
+        """Yield joined entries in the columns of ``log_rows.ROWS``, some at a time, and keep the positions of the
+        inputs in ``reached`` up to date."""
+        from ferryman.sources.log_rows import join_tables, table_of_entries
+
+        readers = self._read_inputs(piece, reached)
+        ahead = {name: next(reader, None) for name, reader in readers.items()}
+        while (number := reached[_COUNT_PARTITION]) < piece.end:
+            for name, reader in readers.items():
+                while (rows := ahead[name]) is not None and not rows.num_rows:
+                    ahead[name] = next(reader, None)
+            found = {name: rows for name, rows in ahead.items() if rows is not None}
+            if any(rows["dropped"].null_count < rows.num_rows for rows in found.values()):
+                entries = {
+                    name: _entries_of(self.inputs[name], chain(filter(None, [ahead[name]]), reader))
+                    for name, reader in readers.items()
+                }
+                yield from self._tables(self._join_one_by_one(entries, piece.end, reached))
+                return
+            if len(found) < len(readers):
+                return
+            count = min(piece.end - number, _BATCH, *(rows.num_rows for rows in found.values()))
+            size = sum(rows.slice(0, count).nbytes for rows in found.values())
+            count = max(1, count * _BATCH_BYTES // max(size, _BATCH_BYTES))
+            some = {name: rows.slice(0, count) for name, rows in found.items()}
+            joined = join_tables(number, some)
+            if joined is None:
+                entries = {name: _entries_of(self.inputs[name], [rows]) for name, rows in some.items()}
+                each = (dict(zip(entries, parts, strict=True)) for parts in zip(*entries.values(), strict=True))
+                joined = table_of_entries([self._row(self._join_entries(number + at, p)) for at, p in enumerate(each)])
+            reached |= {name: rows["place"][-1].as_py() + 1 for name, rows in some.items()}
+            reached[_COUNT_PARTITION] = number + count
+            ahead |= {name: rows.slice(count) for name, rows in found.items()}
+            yield joined
+
+    def _read_inputs(self, piece: Piece, reached: dict[str, int]) -> dict[str, Iterator[pa.Table]]:
+        """Return the entries of each input in tables, and set ``reached`` to where the piece begins."""
+        reached |= {name: first for name, first, _ in piece.inputs} | {_COUNT_PARTITION: piece.start}
+        identities = piece.identities or ("",) * len(piece.inputs)
+        return {
+            name: _read_input(self.inputs[name], first, last, identity)
+            for (name, first, last), identity in zip(piece.inputs, identities, strict=True)
+        }
+
+    def _joined_entries(self, piece: Piece) -> Iterator[Entry]:
+        """Yield joined entries one by one."""
+        reached: dict[str, int] = {}
+        readers = self._read_inputs(piece, reached)
+        entries = {name: _entries_of(self.inputs[name], reader) for name, reader in readers.items()}
+        return self._join_one_by_one(entries, piece.end, reached)
+
+    def _join_one_by_one(
+        self, readers: Mapping[str, Iterator[Entry]], end: int, reached: dict[str, int]
+    ) -> Iterator[Entry]:
         """Yield joined entries one by one, and keep the positions of the inputs in ``reached`` up to date.
 
         An entry that an input's filter drops is yielded by itself, under the number of the next joined document.
         """
-        reached |= {name: first for name, first, _ in piece.inputs} | {_COUNT_PARTITION: piece.start}
-        identities = piece.identities or ("",) * len(piece.inputs)
-        readers = {
-            name: _read_entries(self.inputs[name], first, last, identity)
-            for (name, first, last), identity in zip(piece.inputs, identities, strict=True)
-        }
         ready: dict[str, Entry] = {}
-        while reached[_COUNT_PARTITION] < piece.end:
+        while reached[_COUNT_PARTITION] < end:
             for name, reader in readers.items():
                 while name not in ready and (entry := next(reader, None)) is not None:
                     if entry.dropped:
@@ -657,23 +704,22 @@ class Joined(CombinedLog):
         fields: dict[str, Any] = {}
         ids = []
         refused: list[str] = []
-        queues: dict[str, Any] = {}
-        tx: int | None = None
         for name, entry in parts.items():
             doc = entry.document
             id = self.inputs[name].full_id(doc.id)
-            ids.append(quote(id, safe="/:") if "&" in id or "%" in id else id)
+            ids.append(id)
             fields[name] = {"id": id, "fields": doc.fields}
             if doc.raw is not None:
                 fields[name]["raw"] = base64.b64encode(doc.raw).decode()
             if entry.refused:
                 refused.append(f"{id}: {entry.refused}")
-            if entry.provenance is not None:
-                origin = Provenance.of(entry.provenance)
-                queues |= origin.queues
-                tx = origin.tx if tx is None else tx
-        provenance = encode(Provenance(queues, tx)) if queues else None
-        return Entry(number, Document.of(_ID_SEPARATOR.join(ids), fields), "", provenance, "; ".join(refused))
+        provenance = merge_provenances(entry.provenance for entry in parts.values())
+        return Entry(number, Document.of(joined_id(ids), fields), "", provenance, "; ".join(refused))
+
+
+def joined_id(ids: Iterable[str]) -> str:
+    """Return the id of the document that entries with these ids are joined to."""
+    return _ID_SEPARATOR.join([quote(id, safe="/:") if "&" in id or "%" in id else id for id in ids])
 
 
 def split_joined(doc: Document) -> dict[str, Document]:
@@ -685,11 +731,16 @@ def split_joined(doc: Document) -> dict[str, Document]:
     return documents
 
 
-def _read_entries(log: Log, first: int, last: int, identity: str) -> Iterator[Entry]:
+def _read_input(log: Log, first: int, last: int, identity: str) -> Iterator[pa.Table]:
+    [partition] = log.begin()
+    return log.rows(Piece(partition, first, last, 0, identity))
+
+
+def _entries_of(log: Log, tables: Iterable[pa.Table]) -> Iterator[Entry]:
+    """Yield the entries of tables in the columns of ``log_rows.ROWS``."""
     from ferryman.storage.parquet import column_values
 
-    [partition] = log.begin()
-    for rows in log.rows(Piece(partition, first, last, 0, identity)):
+    for rows in tables:
         columns = (
             column_values(rows[name]) for name in ("place", "id", "fields", "raw", "refused", "dropped", "provenance")
         )

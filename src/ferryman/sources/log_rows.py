@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
+
+from ferryman.document import content_version, decode_fields, encode_fields, size_problem
+from ferryman.errors import BadDocument
+from ferryman.records.provenance import merge_provenances
+from ferryman.records.rows import table_of
+from ferryman.sources.log import joined_id
+from ferryman.storage.parquet import column_values
 
 ROWS: Final = pa.schema(
     [
@@ -25,3 +33,43 @@ def table_of_entries(rows: list[tuple[Any, ...]]) -> pa.Table:
     """Convert rows, with values in the order of ``ROWS``, to a table."""
     columns = zip(*rows, strict=True)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, ROWS, strict=True)], schema=ROWS)
+
+
+def join_tables(number: int, inputs: Mapping[str, pa.Table]) -> pa.Table | None:
+    """Join the n-th entries of all inputs, which have equally many, and drop none.
+
+    Args:
+        number: number of the first joined document.
+
+    Returns:
+        Documents in the columns of ``ROWS``; None: an entry is refused, has raw bytes, or cannot be joined.
+    """
+    rows = next(iter(inputs.values())).num_rows
+    if any(table[name].null_count < rows for table in inputs.values() for name in ("raw", "refused")):
+        return None
+    ids = [table["id"].to_pylist() for table in inputs.values()]
+    parts = [
+        [{"id": id, "fields": decode_fields(each)} for id, each in zip(own, table["fields"].to_pylist(), strict=True)]
+        for own, table in zip(ids, inputs.values(), strict=True)
+    ]
+    try:
+        fields = [encode_fields(dict(zip(inputs, each, strict=True))) for each in zip(*parts, strict=True)]
+    except BadDocument:
+        return None
+    if any(size_problem(each, None) for each in fields):
+        return None
+    return table_of(
+        ROWS,
+        rows,
+        place=pa.array(range(number, number + rows), pa.int64()),
+        id=list(map(joined_id, zip(*ids, strict=True))),
+        fields=fields,
+        version=[content_version(each, None) for each in fields],
+        provenance=_merged(inputs.values(), rows),
+    )
+
+
+def _merged(inputs: Collection[pa.Table], rows: int) -> list[str | None] | None:
+    if all(table["provenance"].null_count == rows for table in inputs):
+        return None
+    return list(map(merge_provenances, zip(*(column_values(table["provenance"]) for table in inputs), strict=True)))

@@ -223,7 +223,8 @@ class Queue(Log):
 
     def _provenances(self, table: pa.Table) -> pa.Array:
         index = table["index"].combine_chunks().cast(pa.string())
-        times = pc.strftime(table["created"].combine_chunks(), _TIME)
+        created = table["created"].combine_chunks().dictionary_encode()  # messages of one append have one time
+        times = pc.strftime(created.dictionary, _TIME).take(created.indices)
         if table["meta"].null_count == table.num_rows:
             head = f'{{"queues":{{"{self.name}":{{"index":'
             return pc.binary_join_element_wise(head, index, ',"time":"', times, '"}},"tx":', index, "}", "")

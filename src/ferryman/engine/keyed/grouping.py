@@ -6,12 +6,13 @@ from __future__ import annotations
 import enum
 import gc
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -153,6 +154,15 @@ class _AssignedKey(NamedTuple):
     fault: str | None = None
 
 
+def key_decoder(field: str) -> Callable[[bytes], Any] | None:
+    """Return a function that decodes only this field of a document's fields, a text, as the attribute ``key``; None:
+    it has to be decoded with the others."""
+    try:
+        return msgspec.json.Decoder(msgspec.defstruct("Keyed", [("key", str)], rename={"key": field})).decode
+    except ValueError:  # JSON would escape a character of its name
+        return None
+
+
 class KeyAssigner:
     """Assigns the documents of one node to keys.
 
@@ -173,6 +183,7 @@ class KeyAssigner:
         """Sources where a document that failed permanently holds back later documents of its key."""
         self._contributions = contributions
         self._folder = folder
+        self._decode_key = None if callable(node.key) else key_decoder(node.key)
 
     def assign_keys(self, rows: pa.Table, first: int, held: Sequence[int], fault: str | None = None) -> pa.Table:
         """Return an outbox file's rows in the columns of ``RUN``: the pending ones, and those that hold back others.
@@ -185,28 +196,41 @@ class KeyAssigner:
         wanted = pc.and_(wanted, pc.invert(pc.is_in(rows["row"], value_set=pa.array(held, pa.int64()))))
         rows, holds = rows.filter(wanted), holds.filter(wanted)
         sources, ids = rows["source"].to_pylist(), rows["document"].to_pylist()
-        keys = (
-            list(self._assign_each(rows))
-            if fault is None
-            else [_AssignedKey("", KeyTask.COUNT, fault=fault) for _ in sources]
-        )
         columns: dict[str, Any] = {name: rows[name] for name in RUN.names if name in rows.column_names}
+        keys = self._log_keys(rows) if fault is None else [""] * rows.num_rows
+        if keys is not None:
+            columns |= {"task": KeyTask.COUNT.value, "fault": fault}
+        else:
+            assigned = list(self._assign_each(rows))
+            keys = [each.key for each in assigned]
+            columns |= {name: [getattr(each, name) for each in assigned] for name in ("fault", "previous")}
+            columns["task"] = [each.task.value for each in assigned]
         return table_of(
             RUN,
             rows.num_rows,
-            bucket=[bucket_of(each.key) for each in keys],
-            key=[each.key for each in keys],
+            bucket=list(map(bucket_of, keys)),
+            key=keys,
             source_number=[self._numbers.get(source, len(self._numbers)) for source in sources],
             place=["" if source in self._logs else id for source, id in zip(sources, ids, strict=True)],
             sequence=pc.add(rows["row"], first),
             file=first,
-            fault=[each.fault for each in keys],
             holds=holds,
-            task=[each.task.value for each in keys],
             kept=[source not in self._logs for source in sources],
-            previous=[each.previous for each in keys],
             **columns,
         )
+
+    def _log_keys(self, rows: pa.Table) -> list[str] | None:
+        """Return the keys of documents that all come from logs and have a valid key in a field; None: each has to be
+        looked at."""
+        if self._decode_key is None or pc.any(pc.equal(rows["operation"], "delete")).as_py():
+            return None
+        if not pc.all(pc.is_in(rows["source"], value_set=pa.array(list(self._logs), pa.string()))).as_py():
+            return None
+        try:
+            keys = [self._decode_key(each).key for each in rows["fields"].to_pylist()]
+        except (msgspec.DecodeError, TypeError):
+            return None
+        return keys if max(map(len, keys), default=0) <= limits.KEY_BYTES // 4 else None
 
     def _assign_each(self, rows: pa.Table) -> Iterator[_AssignedKey]:
         changeable = pc.invert(pc.is_in(rows["source"], value_set=pa.array(list(self._logs), pa.string())))

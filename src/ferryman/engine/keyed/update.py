@@ -120,6 +120,7 @@ _COLUMNS: Final = (
     *("source", "route", "revision", "task", "kept", "previous"),
     *("due", "attempt", "since", "transient"),
 )
+_CONTENT: Final = ("fields", "raw", "previous")
 
 
 class _RangeUpdater:
@@ -181,9 +182,11 @@ class _RangeUpdater:
     def _keyed_rows(self, table: pa.Table) -> Iterator[tuple[str, KeyedRow]]:
         """Yield (key, row) in order; a due time that a wrong clock has set too far ahead counts as due now."""
         columns: Sequence[list[Any]] = [column_values(table[name]) for name in _COLUMNS]
+        lengths = [pc.fill_null(pc.binary_length(table[name]), 0).cast(pa.int64()) for name in _CONTENT]
+        sizes = pc.add(pc.add(lengths[0], lengths[1]), lengths[2]).to_pylist()
         for at, (key, *row, due, attempt, since, transient) in enumerate(zip(*columns, strict=True)):
             due = 0 if due is not None and due > self._latest else due
-            yield key, KeyedRow._make((at, *row, due, Attempts(attempt, since, transient)))
+            yield key, KeyedRow._make((at, *row, due, attempt, since, transient, sizes[at]))
 
 
 # Check of what ``update`` returns: a state that JSON can hold, and documents to export.
@@ -377,11 +380,15 @@ class KeyedRow(NamedTuple):
     kept: bool
     previous: bytes | None
     due: int | None
-    tries: Attempts
+    attempt: int
+    since: int | None
+    transient: int | None
+    size: int
+    """Bytes of its content."""
 
     @property
-    def size(self) -> int:
-        return len(self.fields or b"") + len(self.raw or b"") + len(self.previous or b"")
+    def tries(self) -> Attempts:
+        return Attempts(self.attempt, self.since, self.transient)
 
     @property
     def counts_in_state(self) -> bool:
@@ -390,9 +397,12 @@ class KeyedRow(NamedTuple):
 
     def as_document(self) -> Document:
         """Return the document that ``update`` receives for this row."""
-        doc = Document.of(self.document, decode_fields(self.fields or b"{}") if self.counts_in_state else {})
-        doc.raw, doc.operation = (self.raw, "upsert") if self.counts_in_state else (None, "delete")
-        doc.previous = None if self.previous is None else decode_fields(self.previous)
+        if self.counts_in_state:
+            doc = Document.of(self.document, decode_fields(self.fields or b"{}"), self.raw)
+        else:
+            doc = Document.deletion(self.document)
+        if self.previous is not None:
+            doc.previous = decode_fields(self.previous)
         return doc
 
 
@@ -647,14 +657,14 @@ class UpdateOutput:
         noted = [result for result in results if result is not None]
         events = sent_events(rows.rename_columns({"sequence": "row"}), noted, self._node, self._wave)
         self._ledger.write(events)
-        columns = (rows[name].to_pylist() for name in ("file", "operation"))
-        for file, operation, result in zip(*columns, results, strict=True):
-            status = Status.INDEXED if result is None else result.status
-            if status != UNTOUCHED:
-                self._leaving[file] += status in _DONE
-            self._counts["deleted"] += result is None and operation == "delete"
-            self._counts["sent"] += status != UNTOUCHED
-            self._counts["failed"] += status in (Status.DEAD, Status.ERROR_DOC)
+        touched = [at for at, result in enumerate(results) if result is None or result.status != UNTOUCHED]
+        done = [at for at in touched if (result := results[at]) is None or result.status in _DONE]
+        files, operations = (rows[name].to_pylist() for name in ("file", "operation"))
+        self._leaving.update(dict.fromkeys([files[at] for at in touched], 0))
+        self._leaving.update([files[at] for at in done])
+        self._counts["deleted"] += sum(results[at] is None and operations[at] == "delete" for at in done)
+        self._counts["sent"] += len(touched)
+        self._counts["failed"] += sum(result.status in (Status.DEAD, Status.ERROR_DOC) for result in noted)
 
     def finish(self, number: int) -> UpdateResult:
         """Finish all files; they and their names are durable when this returns."""

@@ -90,8 +90,12 @@ class Block:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether all documents are new or changed, none is a log entry, and nothing is pending for any."""
-        if self.places or self.reasons.count(Reason.NEW) + self.reasons.count(Reason.CHANGED) < len(self):
+        """Whether all documents are new or changed, and nothing is pending for any; of a log, whether all entries are
+        new."""
+        new = self.reasons.count(Reason.NEW)
+        if self.places:
+            return self.first_seen and new == len(self)
+        if new + self.reasons.count(Reason.CHANGED) < len(self):
             return False
         return self.first_seen or all(self.table[name].null_count == len(self) for name in ("due", "failed", "held"))
 
@@ -118,6 +122,11 @@ class Block:
     def drop_reason(self, i: int) -> str | None:
         """Return why the source drops row ``i``; None: it does not."""
         return self._drop_reasons[i] if self._drop_reasons else None
+
+    @property
+    def drops(self) -> bool:
+        """Return whether the source drops any row."""
+        return self._drop_reasons.count(None) < len(self._drop_reasons)
 
     def set_drop_reason(self, i: int, why: str) -> None:
         """Record why the source drops row ``i``; "": it does not."""

@@ -1,4 +1,4 @@
-"""Fast path of the walk, for blocks of new and changed documents to which nothing unusual happens.
+"""Fast path of the walk, for blocks of new and changed documents, or entries of logs, to which nothing unusual happens.
 
 Most documents reach their destinations without an error, a child or a request to be read again. Their deliveries are
 gathered in columns for the whole block. As soon as anything else happens, ``Walk`` takes over the document at its
@@ -7,6 +7,7 @@ current node, together with the node's answer, which only ``Walk`` can interpret
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, NamedTuple, Self
@@ -35,6 +36,9 @@ costs."""
 
 _LARGE_BYTES: Final = limits.MIB
 """Content of at least this size is staged by the general walk at once, instead of waiting for the rest of its block."""
+
+_SHORT_KEY: Final = limits.KEY_BYTES // 4
+"""Characters of a key that is not too long, whatever they are."""
 
 
 class Fallback(NamedTuple):
@@ -82,7 +86,7 @@ class BlockWalk:
 
     @staticmethod
     def suits(block: Block) -> bool:
-        """Return whether the fast path can process a block."""
+        """Return whether the fast path can process a block, except for what its source drops."""
         return block.is_plain
 
     def walk_row(self, block: Block, i: int, fields: bytes, raw: bytes | None) -> None:
@@ -135,12 +139,14 @@ class BlockWalk:
         return True
 
     def _destinations(self) -> list[PathNode] | None:
-        """Return the nodes below the first one, if all are destinations."""
+        """Return the nodes below the first one, if all are destinations that take whatever comes."""
         assert self.first_node is not None
         found: list[PathNode] = []
         node = self.first_node.next
         while node is not None:
             if node.step is not None or node.choose is not None or node.health is not None:
+                return None
+            if node.compiled.accepts is not None:  # a keyed node looks at each document
                 return None
             found.append(node)
             node = node.next
@@ -193,14 +199,14 @@ class BlockWalk:
             elif node.choose is not None:
                 if (fallback := self._branch(doc, node, ahead)) is not None:
                     return fallback
-                doc, node = ahead.pop()
-            elif doc.id == id and self._deliver(doc, node):
+                node = None
+            elif doc.id == id and self._deliver(doc, (node,)):
                 node = node.next
             else:
                 return Fallback(doc, node, NOT_CALLED, ahead)
 
     def _branch(self, doc: Document, node: PathNode, ahead: list[tuple[Document, PathNode]]) -> Fallback | None:
-        """Add the copies that a router made of the document to ``ahead``."""
+        """Deliver the copies that a router made of the document, or add them to ``ahead``."""
         assert node.choose is not None
         self._walk.call_scope.step = ""
         id = doc.id
@@ -214,23 +220,27 @@ class BlockWalk:
             chosen = node.branches_for(answer)
         except BaseException as e:
             return Fallback(doc, node, Raised(e), ahead)
-        try:
-            copies = [doc.copy() for _ in chosen.nodes[1:]]
-        except BaseException:
-            return Fallback(doc, node, answer, ahead)
         if doc.refused is not None:
+            return Fallback(doc, node, answer, ahead)
+        delivered = chosen.deliver and self._deliver(doc, chosen.nodes)
+        try:
+            copies = [] if delivered else [doc.copy() for _ in chosen.nodes[1:]]
+        except BaseException:
             return Fallback(doc, node, answer, ahead)
         if node.health is not None and not node.health.steady:
             node.health.note_success()
         self._skipped += chosen.skipped
+        if delivered:
+            return None
         if copies:
             ahead += reversed(list(zip([*copies, doc], chosen.nodes, strict=True)))
         else:
             ahead.append((doc, chosen.nodes[0]))
         return None
 
-    def _deliver(self, doc: Document, node: PathNode) -> bool:
-        """Gather a delivery's content; return False if the general walk has to deliver it."""
+    def _deliver(self, doc: Document, nodes: Sequence[PathNode]) -> bool:
+        """Gather the content of deliveries to these nodes; return False, and gather none, if the general walk has to
+        deliver one."""
         try:
             fields = encode_fields(doc.fields)
         except Exception:
@@ -238,7 +248,24 @@ class BlockWalk:
         raw = doc.raw
         if len(fields) > self._large or (raw is not None and (type(raw) is not bytes or len(raw) > self._large)):
             return False
-        self._deliveries.append((node.buffer, fields, raw))
+        for node in nodes:
+            if node.compiled.accepts is not None and not self._accepts(doc, node.compiled, fields):
+                return False
+        for node in nodes:
+            self._deliveries.append((node.buffer, fields, raw))
+        return True
+
+    def _accepts(self, doc: Document, node: CompiledNode, fields: bytes) -> bool:
+        """Return whether a keyed node is certain to accept the document with these encoded fields."""
+        if node.key_field:
+            key = doc.fields.get(node.key_field)
+            return type(key) is str and len(key) <= _SHORT_KEY
+        assert node.accepts is not None
+        self._walk.call_scope.step = ""
+        try:
+            node.accepts(Document.of(doc.id, decode_fields(fields), doc.raw))  # a copy, as in the general walk
+        except Exception:
+            return False
         return True
 
     def _continue_in_walk(self, id: str, fallback: Fallback) -> None:
@@ -256,7 +283,11 @@ class BlockWalk:
 def _is_plain(compiled: CompiledNode) -> bool:
     if compiled.nan_is_null:
         return False
-    return compiled.step is not None or compiled.router is not None or (compiled.delivers and compiled.accepts is None)
+    return compiled.is_called or compiled.delivers
+
+
+def _is_last(node: PathNode) -> bool:
+    return node.compiled.delivers and node.next is None
 
 
 # The nodes of a plan by path. Everything that the fast path needs to know of a node is computed once.
@@ -268,10 +299,12 @@ class ChosenBranches(NamedTuple):
     Attributes:
         nodes: first nodes of the branches; each gets a copy, and the last one the document itself.
         skipped: deliveries that the document does not get.
+        deliver: whether each node is the last of its branch, a destination, so that all get the same.
     """
 
     nodes: list[PathNode]
     skipped: list[SkippedDelivery]
+    deliver: bool
 
 
 class PathNode:
@@ -337,7 +370,7 @@ class PathNode:
                 self._stager.skipped_delivery(end, path.branches, why)
                 for end in ends_not_chosen(self.compiled, names, path)
             ]
-            found = self._chosen[answer] = ChosenBranches(nodes, ends)
+            found = self._chosen[answer] = ChosenBranches(nodes, ends, all(map(_is_last, nodes)))
         return found
 
     def _node_at(self, compiled: CompiledNode, path: PlanPath) -> Self:

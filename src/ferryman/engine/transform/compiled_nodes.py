@@ -35,6 +35,8 @@ class CompiledNode:
     delivers: bool = False
     accepts: Callable[[Document], Any] | None = None
     """Checks that a document can be delivered here, and raises if it cannot; None: no check."""
+    key_field: str = ""
+    """Field that is all that ``accepts`` looks at: text there is a key, if it is not too long. "": there is none."""
     next: CompiledNode | None = None
     label: str = ""
     """Name of the node in messages."""
@@ -96,6 +98,7 @@ def compile_nodes(
                 compiled.label = f"router {node.name}"
             case KeyedNode():
                 compiled.delivers, compiled.accepts = True, node.key_of
+                compiled.key_field = node.key if isinstance(node.key, str) else ""
                 compiled.label = f"for {node.name}"
                 below_it = tuple((e.destination, "/".join(e.route)) for e in below.get(node.exports.entry, ()))
                 exports = CompiledNode(node.name, below_it, label="reading it", next=next(iter(after.values()), None))

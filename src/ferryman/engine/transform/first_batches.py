@@ -111,7 +111,7 @@ class FirstBatches:
     def _suits(self, block: Block, contents: tuple[list[bytes | None], list[bytes | None]]) -> bool:
         assert self._blocks is not None
         first = self._blocks.first_node
-        if not BlockWalk.suits(block) or first is None or first.health is None or first.health.closed:
+        if block.places or not BlockWalk.suits(block) or first is None or first.health is None or first.health.closed:
             return False
         fields, raws = contents
         return None not in fields and sum(len(each or b"") for each in chain(fields, raws)) < limits.IN_FLIGHT_BYTES

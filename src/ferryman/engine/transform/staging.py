@@ -193,7 +193,8 @@ class Stager:
         """Stage row ``i`` of a plain block: it has no children, nothing failed or was requested for it, and it is
         published where it was before, or it was nowhere."""
         self._outbox.add_origin(self._block, i, deliveries)
-        self._documents.add_plain(i, published)
+        if self._entries is None:
+            self._documents.add_plain(i, published)
         if skipped:
             self._events.add_skipped(self._block, i, skipped)
             self._counts["dropped"] += len(skipped)

@@ -164,12 +164,7 @@ class TaskProcessing:
             self._first_batches = make_first_batches(concurrent_steps, self._reader, walks, self._stager, self._live)
             self._concurrent_reader = ConcurrentReader(self._reader, walks, self._stager, self._live)
         self._block_walk = None
-        if (
-            self._entries is None
-            and self._concurrent_reader is None
-            and not self._reader.in_batches
-            and not task.isolated
-        ):
+        if self._concurrent_reader is None and not self._reader.in_batches and not task.isolated and not once:
             self._block_walk = BlockWalk.create(self._reader.walk, self._stager, self._live)
 
     def blocks(self, max_rows: int = _BLOCK) -> Iterator[Block]:
@@ -201,12 +196,14 @@ class TaskProcessing:
         reader, stager, live = self._reader, self._stager, self._live
         stager.begin_block(block)
         fast_walk = self._block_walk if BlockWalk.suits(block) else None
+        drops, may_wait = block.drops, self._entries is not None and self._entries.by_key
         for i, (fields, raw) in enumerate(zip(*reader.contents(block), strict=True)):
-            if fast_walk is not None and fields is not None:
+            waits = may_wait and stager.stage_if_waiting(i)
+            dropped = drops and block.drop_reason(i) is not None
+            if fast_walk is not None and fields is not None and not waits and not dropped:
                 fast_walk.walk_row(block, i, fields, raw)
                 processed.append(i)
                 continue
-            waits = stager.stage_if_waiting(i)
             action, walking = (RowAction.SKIP, None) if waits else reader.read_row(block, i, fields, raw)
             reader.walk.row += 1
             live.add(1)
