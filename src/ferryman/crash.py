@@ -222,7 +222,7 @@ WRITTEN: Final[dict[str, str]] = {
 
 INTAKE: Final[dict[str, str]] = {
     "batch.planned": "the objects of a batch are stored in the working space, no job exists yet",
-    "batch.job": "one more job exists",
+    "batch.job": "some more jobs exist",
     "batch.made": "every job exists, the batch does not say so yet",
     "job.listed": "the list of its files is in the working space",
     "job.estimated": "its size is known, the job has not moved",

@@ -382,7 +382,7 @@ class Item:
         self._change(lambda now: [], revoke=True)
         return was_locked
 
-    def acquire(self, state: Any, *checks: Op, read_after: Sequence[str] = ()) -> list[StoredNode | None] | None:
+    def acquire(self, state: Any, *checks: Op, read_after: Sequence[str] = ()) -> Sequence[StoredNode | None] | None:
         """Lock the item if nobody holds it and ``checks`` succeed; keep the lock if the item is in this state.
 
         Returns the nodes at ``read_after``, read under the lock; None if the lock was not acquired or not kept.
@@ -400,11 +400,14 @@ class Item:
         """Return the arguments by which ``NodeTree.lock_all`` acquires this item's lock for ``note_lock``."""
         return self._lock_path, checks, [self._status_path, *read_after]
 
-    def note_lock(self, state: Any, held_lock: HeldLock, nodes: list[StoredNode | None]) -> list[StoredNode | None] | None:
-        """Take over a lock that ``lock_request`` asked for. Returns and raises as ``acquire``."""
+    def hold(self, held_lock: HeldLock) -> None:
+        """Take over a lock that ``lock_request`` asked for; ``keep_lock_in`` follows."""
         self._held_lock, self._known_status = held_lock, None
-        status, *others = nodes
-        return others if self._keep_lock_in(state, status) else None
+
+    def keep_lock_in(self, state: Any, nodes: Sequence[StoredNode | None]) -> Sequence[StoredNode | None] | None:
+        """Keep the lock if the item is in this state. ``nodes``: those that ``lock_request`` reads. Returns and raises
+        as ``acquire``."""
+        return nodes[1:] if self._keep_lock_in(state, nodes[0]) else None
 
     def _keep_lock_in(self, state: Any, status: StoredNode | None) -> bool:
         """Release the lock that was just acquired unless the item is in this state; return whether it is kept.

@@ -495,13 +495,17 @@ def advance_all(tree: NodeTree, moves: Sequence[Advance]) -> list[bool | Excepti
     Each job moves or fails to move by itself. Returns for each what ``Job.advance`` returns, or the error it raises.
     """
     planned: dict[int, tuple[StatusNode, list[Op], HeldLock]] = {}
+    folders: set[str] = set()  # which the first move of a batch's jobs creates for all of them
     for at, move in enumerate(moves):
         with suppress(FerrymanError):  # which the single move raises again
             change = move.job.plan_as_holder(move)
             if change is not None:
-                planned[at] = change
+                now, ops, held_lock = change
+                ops = [op for op in ops if not (isinstance(op, Create) and op.path in folders)]
+                folders.update(op.path for op in ops if isinstance(op, Create))
+                planned[at] = now, ops, held_lock
     committed = tree.commit_all([(ops, held_lock) for _, ops, held_lock in planned.values()])
-    is_moved = {at: took_effect for at, took_effect in zip(planned, committed, strict=True)}
+    is_moved = dict(zip(planned, committed, strict=True))
     is_paused = any(move.keep_lock for move in moves) and tree.is_paused()
     results: list[bool | Exception] = []
     for at, move in enumerate(moves):

@@ -97,7 +97,7 @@ def test_a_lane_has_as_many_threads_as_it_was_given(world: World) -> None:
     world.scheduler.put(other, HeldJob())
     until(lambda: len(world.done) == 1)
     assert (len(at_work), full.busy, len(full.ready)) == (2, 2, 3)
-    assert [world.scheduler.has_room(full, waiting) for waiting in (3, 4)] == [False, True]
+    assert [world.scheduler.room(full, waiting) for waiting in (2, 3, 4)] == [0, 0, 1]
     going_on.set()
     until(lambda: len(at_work) == 5)
 
@@ -214,7 +214,7 @@ def test_at_the_end_jobs_are_given_back(world: World) -> None:
     assert [job.locked for job in jobs] == [False, False]
     assert lane.waiting == []
     assert not world.scheduler.put(lane, HeldJob())
-    assert not world.scheduler.has_room(lane, 5)
+    assert world.scheduler.room(lane, 5) == 0
     world.scheduler.wait(lane, 300.0)
 
 
@@ -258,14 +258,15 @@ def test_nobody_looks_out_while_all_work(world: World) -> None:
 def acquired(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """State -> how many jobs were acquired in it."""
     found: dict[str, int] = defaultdict(int)
-    jobs = Acquirer.acquire_jobs
+    many = Acquirer.acquire_many
 
-    def counted(self: Acquirer, state: JobState, *skip: Any) -> Iterator[Any]:
-        for job in jobs(self, state, *skip):
-            found[state.value] += 1
-            yield job
+    def counted(self: Acquirer, state: JobState, *args: Any) -> list[Any]:
+        jobs = many(self, state, *args)
+        if jobs:
+            found[state.value] += len(jobs)
+        return jobs
 
-    monkeypatch.setattr(Acquirer, "acquire_jobs", counted)
+    monkeypatch.setattr(Acquirer, "acquire_many", counted)
     return found
 
 

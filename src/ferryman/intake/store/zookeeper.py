@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from ferryman.intake.errors import QueueLost, QueueRefused
@@ -162,8 +163,8 @@ class ZooKeeperStore:
         return nodes
 
     def commit_all(self, commits: Sequence[Commit]) -> list[CommitResult]:
-        """Send many commits as one multi-operation; if it is refused, send it again without the one that was to
-        blame."""
+        """Send many commits as one multi-operation; if it is refused, send those before the one that was to blame, then
+        those after it."""
         results: dict[int, CommitResult] = {}
         for chunk in _split_commits(commits):
             results |= self._commit_together({at: commits[at] for at in chunk})
@@ -181,18 +182,24 @@ class ZooKeeperStore:
             except Conflict as e:
                 results[at] = e
                 del remaining[at]
-        while len(remaining) > 1:
-            ops = [op for commit in remaining.values() for op in commit.ops]
-            reads = [path for commit in remaining.values() for path in commit.read_after]
-            (session,) = {commit.session for commit in remaining.values()}
-            new_locks = {op.path: OwnLock() for op in ops if isinstance(op, Create) and op.ephemeral}
+        size = len(remaining)
+        while remaining:
+            chunk = dict(islice(remaining.items(), size))
+            merged = Commit(
+                [op for commit in chunk.values() for op in commit.ops],
+                next(iter(chunk.values())).session,
+                [path for commit in chunk.values() for path in commit.read_after],
+            )
+            new_locks = {op.path: OwnLock() for op in merged.ops if isinstance(op, Create) and op.ephemeral}
             try:
-                answers, pending_reads = self._send(ops, session, reads, new_locks)
-                self._raise_conflict(ops, answers)
+                answers, _ = self._send(merged.ops, merged.session, (), new_locks)
+                self._raise_conflict(merged.ops, answers)
+                pending_reads = self._send_reads(merged.read_after, new_locks)  # not sooner: a refused one has many
             except Conflict as e:
-                at, index = _find_operation(remaining, e.index)
+                at, index = _find_operation(chunk, e.index)
                 results[at] = Conflict(index, e.path, e.reason)
                 del remaining[at]
+                size = list(chunk).index(at) or max(1, size // 2)  # those before it are fine; it may be one of many
             except SessionLost as e:
                 return results | dict.fromkeys(remaining, e)
             except (exceptions.SessionExpiredError, exceptions.ConnectionLoss, exceptions.ConnectionClosedError):
@@ -200,10 +207,11 @@ class ZooKeeperStore:
             except exceptions.KazooException as e:
                 raise self._queue_error(e) from e
             else:
-                nodes = iter(self._finish_commit(Commit(ops, session, reads), new_locks, pending_reads))
-                return results | {at: [next(nodes) for _ in one.read_after] for at, one in remaining.items()}
-        singly = commit_singly(self, list(remaining.values()))
-        return results | dict(zip(remaining, singly, strict=True))
+                nodes = iter(self._finish_commit(merged, new_locks, pending_reads))
+                results |= {at: [next(nodes) for _ in commit.read_after] for at, commit in chunk.items()}
+                remaining = {at: commit for at, commit in remaining.items() if at not in chunk}
+                size *= 2
+        return results
 
     def _commit_after_loss(self, commits: Mapping[int, Commit]) -> dict[int, CommitResult]:
         """Make those commits that did not take effect before the connection was lost."""
@@ -241,15 +249,18 @@ class ZooKeeperStore:
                     if session is not None and client_id[0] != session:
                         raise SessionLost(f"{self.url}: the session has ended")
                     sent = transaction.commit_async()
-                    pending_reads = [
-                        self._client.get_async(path, watch=partial(self._lose, path, new_locks[path]))
-                        if path in new_locks
-                        else self._client.get_async(path)
-                        for path in read_after
-                    ]
+                    pending_reads = self._send_reads(read_after, new_locks)
                     break
             self._wait_for_connection()  # whether the session survives is known only once reconnected
         return list(sent.get()), pending_reads
+
+    def _send_reads(self, paths: Sequence[str], new_locks: Mapping[str, OwnLock]) -> list[Any]:
+        return [
+            self._client.get_async(path, watch=partial(self._lose, path, new_locks[path]))
+            if path in new_locks
+            else self._client.get_async(path)
+            for path in paths
+        ]
 
     def _lose(self, path: str, lock: OwnLock, event: Any) -> None:
         """Record that a lock is gone, or after a lost connection, that it may be."""
@@ -701,10 +712,12 @@ class FolderListing:
                 self._checked, size = self._next + len(free), min(2 * size, CHECKED_MAX)
 
     def add(self, name: str) -> None:
-        """Add a name that this store has just created."""
+        """Add a name that this store has just created, unless it is listed already."""
         with self._lock:
             self._held.pop(name, None)
-            insort(self._entries, name, lo=self._next)
+            at = bisect_left(self._entries, name, lo=self._next)
+            if name not in self._entries[at : at + 1]:
+                self._entries.insert(at, name)
 
 
 # Watches of a ZooKeeper store: all watches of a node share one at the servers, which stays until it fires.
