@@ -228,6 +228,7 @@ INTAKE: Final[dict[str, str]] = {
     "job.estimated": "its size is known, the job has not moved",
     "job.fetched": "one file is complete",
     "job.inventory": "all files are complete and listed, the job does not say where, and has not moved",
+    "jobs.moved": "some jobs have moved together, and nobody has continued with them",
     "job.waved": "its documents are settled, the outcome of the job is not decided",
     "job.judged": "the outcome of the job is decided, the job has not moved",
     "job.kept": "its originals are stored, the job does not say where, and has not moved",

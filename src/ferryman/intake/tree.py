@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from ferryman.errors import UsageError, plain_text
-from ferryman.intake.errors import LockLost, NodeInvalid
+from ferryman.intake.errors import LockLost, NodeInvalid, QueueLost
 from ferryman.intake.nodes import (
     COLLECTION_LOCKS,
     LOCKS,
@@ -319,24 +319,32 @@ class Locks:
         Raises:
             UsageError: there is no such kind, or a name cannot be a lock's.
         """
-        lock_kind = _lock_kind(kind, names[0]) if names else KINDS[kind]
-        nodes = [node_name(name) for name in names]
         acquired: dict[int, bool] = {}
-        for first in range(0, len(names), LOCKS_AT_ONCE):
-            chunk = range(first, min(first + LOCKS_AT_ONCE, len(names)))
-            folder = self._tree.get(lock_kind.folder)
-            existing = self._tree.store.children(lock_kind.folder) if folder.children else []
-            taken = {*existing, *(node.rpartition("~")[0] for node in existing)}
-            free: dict[str, int] = {}
-            for at in chunk:
-                if nodes[at] not in taken and not lock_kind.is_persistent:
-                    free.setdefault(nodes[at], at)
-            if len(free) > 1:
-                nodes_by_name = {names[at]: node for node, at in free.items()}
-                if self._lock_free(kind, lock_kind, folder, nodes_by_name):
-                    acquired |= dict.fromkeys(free.values(), True)
-            acquired |= {at: self.lock(kind, names[at]) for at in chunk if at not in acquired}
-        return [acquired[at] for at in range(len(names))]
+        try:
+            for first in range(0, len(names), LOCKS_AT_ONCE):
+                self._lock_chunk(kind, names, range(first, min(first + LOCKS_AT_ONCE, len(names))), acquired)
+        except QueueLost:
+            if True not in acquired.values():
+                raise  # otherwise the next request does, and the caller knows what it holds
+        return [acquired.get(at, False) for at in range(len(names))]
+
+    def _lock_chunk(self, kind: str, names: Sequence[str], chunk: range, acquired: dict[int, bool]) -> None:
+        """Acquire the locks whose names have these positions; note for each in ``acquired`` whether it was."""
+        lock_kind = _lock_kind(kind, names[chunk[0]])
+        folder = self._tree.get(lock_kind.folder)
+        existing = self._tree.store.children(lock_kind.folder) if folder.children else []
+        taken = {*existing, *(node.rpartition("~")[0] for node in existing)}
+        free: dict[str, int] = {}
+        for at in chunk:
+            node = node_name(names[at])
+            if node not in taken and not lock_kind.is_persistent:
+                free.setdefault(node, at)
+        nodes_by_name = {names[at]: node for node, at in free.items()}
+        if len(free) > 1 and self._lock_free(kind, lock_kind, folder, nodes_by_name):
+            acquired.update(dict.fromkeys(free.values(), True))
+        for at in chunk:
+            if at not in acquired:
+                acquired[at] = self.lock(kind, names[at])
 
     def _lock_free(self, kind: str, lock_kind: LockKind, folder: StoredNode, nodes: Mapping[str, str]) -> bool:
         """Acquire locks, name -> node, none of whose nodes exists. Returns False if that changed meanwhile."""

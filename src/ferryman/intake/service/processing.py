@@ -46,6 +46,9 @@ RESCAN_S: Final = 5.0
 """Seconds until documents that a turn did not process, because the listing was incomplete, are listed again."""
 
 
+KEPT_DOCUMENTS: Final = 100
+"""Documents of a job up to which their listing is kept until the job is decided on; longer ones are read again."""
+
 GATHER_S: Final = 0.2
 """Seconds from the arrival of a job to the turn, so that jobs that arrive one after another share its commits."""
 
@@ -139,6 +142,8 @@ class ProcessingConsumer:
         """Job -> the job, for those that wait because another job of the same object is being processed."""
         self._locked_ids: dict[str, str] = {}
         """Job -> the local id that it has locked."""
+        self._documents: dict[str, ExpectedDocuments] = {}
+        """Locked job -> its documents, for jobs of few documents."""
         self._listed: set[str] = set()
         """Jobs that a complete turn has listed: there is nothing new to learn about them until something is due."""
         self._scan_at = 0.0
@@ -265,10 +270,8 @@ class ProcessingConsumer:
                 note = Path(partition_of(job).list).parent / f"retry-{job.retry_count}"
                 if not note.exists():
                     notes[job.id] = note
-                    for name, source in self._sources.items():
-                        documents_by_source[name] |= {
-                            source.full_id(one.id): (one, job.id) for one in _documents(source, job)
-                        }
+                    for name, listed in self._documents_of(job).items():
+                        documents_by_source[name] |= {document: (one, job.id) for document, one in listed.items()}
         retried: set[str] = set()
         for name, documents in documents_by_source.items():
             results = self._results(name, documents)
@@ -290,10 +293,7 @@ class ProcessingConsumer:
             if job.id not in self._listed:
                 continue
             try:
-                expected[job.id] = {
-                    name: {source.full_id(one.id): one for one in _documents(source, job)}
-                    for name, source in self._sources.items()
-                }
+                expected[job.id] = self._documents_of(job)
             except NodeInvalid as e:
                 self._fail(job, [f"{plain_text(e)} Download the job again."])
             except FerrymanError:
@@ -315,6 +315,23 @@ class ProcessingConsumer:
         for first in range(0, len(delivered), COMMITS_AT_ONCE):
             self._move_on(delivered[first : first + COMMITS_AT_ONCE])
         self._drop_lost()
+
+    def _documents_of(self, job: Job) -> ExpectedDocuments:
+        """Return the documents that the plan's sources list, or refuse, for a locked job.
+
+        Raises:
+            NodeInvalid: the job does not say where its files are.
+        """
+        found = self._documents.get(job.id)
+        if found is None:
+            partition = partition_of(job)
+            found = {
+                name: {source.full_id(one.id): one for one in source.listing(partition) if isinstance(one, Listed)}
+                for name, source in self._sources.items()
+            }
+            if sum(map(len, found.values())) <= KEPT_DOCUMENTS and job.id in self._held:
+                self._documents[job.id] = found
+        return found
 
     def _results(self, source: str, documents: Iterable[str]) -> dict[str, DocumentResult]:
         ids = list(documents)
@@ -408,6 +425,7 @@ class ProcessingConsumer:
         """Forget jobs, and unlock their local ids."""
         for job in jobs:
             self._held.pop(job.id, None)
+            self._documents.pop(job.id, None)
             self._retries_checked.discard(job.id)
             self._listed.discard(job.id)
         names = [self._locked_ids.pop(job.id) for job in jobs if job.id in self._locked_ids]
@@ -438,15 +456,6 @@ def _join_first(texts: list[str], separator: str) -> str:
     """Join the first ``REASONS_SHOWN`` texts, and append how many more there are."""
     rest = [f"and {len(texts) - REASONS_SHOWN} more"] if len(texts) > REASONS_SHOWN else []
     return separator.join([*texts[:REASONS_SHOWN], *rest])
-
-
-def _documents(source: Jobs, job: Job) -> list[Listed]:
-    """Return the documents that the source lists, or refuses, for a job.
-
-    Raises:
-        NodeInvalid: the job does not say where its files are.
-    """
-    return [one for one in source.listing(partition_of(job)) if isinstance(one, Listed)]
 
 
 ExpectedDocuments = dict[str, dict[str, Listed]]

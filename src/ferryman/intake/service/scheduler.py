@@ -8,8 +8,9 @@ that operators and other servers can act on them meanwhile. A free thread
 2. takes the lane's most urgent item; acquires it again if it is one that was to be tried again;
 3. works on it if the lane is open, and otherwise unlocks it.
 
-Items whose work is quick are polled for, taken and worked on in groups, whose changes of the queue are made together. A
-group grows while all work in it is quick, so that slow work holds up no other item.
+Items whose work is quick are polled for, taken and worked on in groups, whose changes of the queue are made together.
+Groups of a lane grow while all work in them is quick; as soon as some is not, they begin with one item again, so that
+slow work holds up few others.
 
 So a more urgent item in the queue is never passed over for one that waits here. A lane has as many threads at most as
 it was given, so that no kind of work can hold up another one. Items that need a slow host wait, unlocked, for a lane of
@@ -70,6 +71,9 @@ GROUP_ITEMS: Final = 32
 """Largest group of items: their changes cost little more than those of one, and a more urgent item waits for no more
 than some tens of milliseconds."""
 
+GROUP_S: Final = 2.0
+"""Seconds in which a group is worked on if its work is as quick as it was expected to be."""
+
 GRACE_S: Final = 30.0
 """Seconds after a stop in which threads have to finish or release their items. Locks of those that still hang end with
 this process."""
@@ -125,7 +129,9 @@ class WorkLane:
         group: GroupWork | None = None,
     ) -> None:
         self.name, self.threads, self.acquire, self.work = name, threads, acquire, work
-        self.group, self.group_items = group, 1
+        self.group = group
+        self.group_items = 1
+        """Number of items that are polled for, and worked on, together now."""
         self.slow, self.is_open, self.watching = slow, is_open, watch
         self.ready: list[tuple[Any, int, Any]] = []
         """Heap of (urgency, number, item) of locked items."""
@@ -342,8 +348,9 @@ class Scheduler:
                 lane.work(item)
                 done = [item]
             else:
-                done, item = [item, *self.take(lane, GROUP_ITEMS - 1)], None
-                is_quick = lane.group.work(done)
+                done, item = [item, *self.take(lane, lane.group_items - 1)], None
+                began = self._clock()
+                is_quick = lane.group.work(done) and self._clock() - began <= GROUP_S
                 lane.group_items = min(2 * lane.group_items, GROUP_ITEMS) if is_quick else 1
             lane.has_lost_queue = False
             for one in done:

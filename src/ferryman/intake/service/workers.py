@@ -25,6 +25,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
+from ferryman import crash
 from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
 from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, QueueRefused, StateError
 from ferryman.intake.job import Advance, advance_all
@@ -35,7 +36,6 @@ from ferryman.intake.service.hosts import SLOW_HOST_THREADS
 from ferryman.intake.service.isolation import CurrentWork, Isolation
 from ferryman.intake.service.scheduler import (
     ERROR_PAUSE_S,
-    GROUP_ITEMS,
     QUIET_POLL_S,
     GroupWork,
     LaneWatch,
@@ -51,9 +51,9 @@ FULL_DISK_RETRY_S: Final = 10.0
 """Seconds until a job is tried again after the disk was full."""
 
 RESERVE_JOBS: Final = 2
-"""Jobs a thread, or groups if their work is quick, that may wait, locked, for the threads of a state: enough that none
-of them has to poll for its next job, few enough that other servers get the rest, and that little waits for its lock to
-end after a kill. Not in Processing, where at most as many are locked as share a turn."""
+"""Jobs a thread, or groups of the lane's present size, that may wait, locked, for the threads of a state: enough that
+none of them has to poll for its next job, few enough that other servers get the rest, and that little waits for its
+lock to end after a kill. Not in Processing, where at most as many are locked as share a turn."""
 
 NEXT_STATE: Final = {JobState.PENDING: JobState.ESTIMATING, **JOB.success}
 """State -> the next state when its work is done."""
@@ -292,6 +292,7 @@ class JobWorker:
                 with suppress(FerrymanError):
                     job.unlock()
             raise
+        crash.point("jobs.moved")
         kept = []
         for at, (job, result) in enumerate(moves):
             try:
@@ -332,7 +333,7 @@ class JobWorker:
         """Return how many more jobs may wait in a lane, locked."""
         if lane is None:
             return 0
-        reserve = RESERVE_JOBS * lane.threads * (GROUP_ITEMS if all_quick else 1)
+        reserve = RESERVE_JOBS * lane.threads * (lane.group_items if all_quick else 1)
         return self._scheduler.room(lane, self.free_places() if lane is self.processing else reserve)
 
     def _fail(self, place: _Place, job: Job, why: str) -> None:
