@@ -249,7 +249,7 @@ AT_WORK: Final[dict[str, str]] = {
 
 MINTED: Final[dict[str, str]] = {
     "minted.noted": "what a document's identifiers are is noted in the working space, its delivery is not",
-    "minted.moved": "a job has its identifiers and has moved to Storing; both were one change",
+    "minted.moved": "some jobs have their identifiers and have moved to Storing; all of it was one change",
 }
 """Durable steps of ``JobIdentifiers`` -> the state after a kill there."""
 
