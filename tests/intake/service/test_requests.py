@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from ferryman.intake import JobQueue
 from ferryman.intake.store.sqlite import SqliteStore
 from ferryman.storage import disk
 from tests.intake.conftest import zookeeper_url
-from tests.intake.service.place import Place
+from tests.intake.service.place import Place, until
 from tests.servers.server import Server
 
 JOBS = 60
@@ -25,8 +26,20 @@ TRANSACTIONS, NODES, SYNCS = 2, 16, 1
 moved in groups. How large the groups are depends on how threads take turns."""
 SHARED_SYNCS = 120
 """Syncs that jobs share, of the plan's state above all."""
-SHARED = 300
+SHARED = 900
 """Reads that jobs share: looks into empty states, batches, the layout. They depend on how long it takes."""
+
+
+def serve_warm(intake: Place, *counts: Counter[str]) -> None:
+    """Serve a batch while counting. An earlier one has opened the plan, and has shown that the work is quick."""
+    with intake.served(), JobQueue.open(intake.queue.url, session_timeout_s=60.0) as watching:
+        for name in ("warm", "counted"):
+            for each in counts:
+                each.clear()
+            rows = [intake.row(f"{name} {n}.txt", local_id=f"{name} {n}") for n in range(JOBS)]
+            batch = intake.submit(manifest_url=intake.manifest(rows, f"{name}.csv"))
+            until(lambda batch=batch: watching.load_batch(batch).status == "Completed")  # type: ignore[misc]
+        assert watching.list_jobs() == watching.list_jobs("Completed")
 
 
 @pytest.mark.server
@@ -35,22 +48,23 @@ def test_requests_a_job(place: Path, server: Callable[[str], Server], monkeypatc
     from kazoo.client import KazooClient
 
     intake = Place(place, session_timeout_s=60.0, url=zookeeper_url(server))
-    intake.submit(manifest_url=intake.manifest([intake.row(f"{n}.txt", local_id=f"object {n}") for n in range(JOBS)]))
     kinds: Counter[str] = Counter()
     nodes: Counter[str] = Counter()
-    inner = KazooClient._call
+    store: Any = intake.queue.tree.store
+    inner, client = KazooClient._call, store._client
 
     def call(self: Any, request: Any, result: Any) -> Any:
-        kinds[type(request).__name__] += 1
-        if type(request).__name__ == "GetData" and "/jobs/jid" in request.path:
-            nodes[request.path] += 1
+        if self is client:
+            kinds[type(request).__name__] += 1
+            if type(request).__name__ == "GetData" and ("/jobs/jid" in request.path or "/localid/" in request.path):
+                nodes[request.path] += 1
         return inner(self, request, result)
 
     monkeypatch.setattr(KazooClient, "_call", call)
-    intake.serve()
+    serve_warm(intake, kinds, nodes)
     monkeypatch.undo()
-    assert set(intake.jobs().values()) == {"Completed"}
-    assert kinds["Transaction"] <= CHANGES * JOBS + SHARED / 10, kinds
+    assert kinds["Transaction"] <= CHANGES * JOBS + SHARED / 20, kinds
+    assert 0 < sum(nodes.values()) <= READS * JOBS, kinds
     assert kinds["GetData"] + kinds["GetChildren"] <= READS * JOBS + SHARED, kinds
     job = f"/jobs/{intake.queue.list_jobs()[-1]}"
     found = {path.rpartition("/")[2]: count for path, count in nodes.items() if f"{job}/" in path}
@@ -62,7 +76,6 @@ def test_requests_a_job(place: Path, server: Callable[[str], Server], monkeypatc
 def test_transactions_a_job(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On SQLite, where each transaction writes and locks; with the syncs of the working space."""
     intake = Place(place, session_timeout_s=60.0)
-    intake.submit(manifest_url=intake.manifest([intake.row(f"{n}.txt", local_id=f"object {n}") for n in range(JOBS)]))
     counts: Counter[str] = Counter()
 
     def count(owner: Any, name: str, kind: str) -> None:
@@ -78,16 +91,15 @@ def test_transactions_a_job(place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     read = SqliteStore._read_alive
 
     def read_alive(self: SqliteStore, path: str) -> Any:
-        counts["nodes"] += path.startswith("/jobs/jid")
+        counts["nodes"] += self is intake.queue.tree.store and path.startswith("/jobs/jid")
         return read(self, path)
 
     monkeypatch.setattr(SqliteStore, "_read_alive", read_alive)
     for name in ("fsync", "fdatasync"):
         count(os, name, "syncs")
     count(disk, "fsync_tree", "syncs")
-    intake.serve()
+    serve_warm(intake, counts)
     monkeypatch.undo()
-    assert set(intake.jobs().values()) == {"Completed"}
     assert 0 < counts["transactions"] <= TRANSACTIONS * JOBS, counts
     assert 0 < counts["nodes"] <= NODES * JOBS, counts
     assert 0 < counts["syncs"] <= SYNCS * JOBS + SHARED_SYNCS, counts
