@@ -276,8 +276,8 @@ def test_groups_grow_while_work_is_quick(world: World) -> None:
         world.now += GROUP_S + 1 if len(answers) == 2 else 0
         return answers.pop(0)
 
-    lane = world.lane(1, group=GroupWork(acquire, work))
-    lane.acquire, lane.poll_at = lambda skip: None, 0.0
+    lane = world.lane(1)
+    lane.group, lane.acquire, lane.poll_at = GroupWork(acquire, work), lambda skip: None, 0.0
     world.scheduler.start()
     until(lambda: not answers and not lane.busy and not lane.ready)
     assert groups == [1, 2, 4, 8, 16, GROUP_ITEMS, GROUP_ITEMS, GROUP_ITEMS, 1, 1]
@@ -294,8 +294,8 @@ def test_a_group_is_of_the_most_urgent_items(world: World) -> None:
             world.scheduler.put(lane, HeldJob(0, "jid8"))
         return True
 
-    lane = world.lane(1, group=GroupWork(lambda skip, count: [], work))
-    lane.group_items = 2
+    lane = world.lane(1)
+    lane.group, lane.group_items = GroupWork(lambda skip, count: [], work), 2
     jobs = [HeldJob(5, f"jid{n}") for n in range(6)]
     jobs[1].locked = False
     world.scheduler.put(lane, *jobs)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ferryman.intake import JobQueue
+from ferryman.intake.store import COMMITS_AT_ONCE, Commit
 from ferryman.intake.store.sqlite import SqliteStore
 from ferryman.storage import disk
 from tests.intake.conftest import zookeeper_url
@@ -50,17 +51,19 @@ def test_requests_a_job(place: Path, server: Callable[[str], Server], monkeypatc
     intake = Place(place, session_timeout_s=60.0, url=zookeeper_url(server))
     kinds: Counter[str] = Counter()
     nodes: Counter[str] = Counter()
-    store: Any = intake.queue.tree.store
-    inner, client = KazooClient._call, store._client
+    clients: list[Any] = []
+    inner = KazooClient._call
 
     def call(self: Any, request: Any, result: Any) -> Any:
-        if self is client:
+        clients.append(self)
+        if self is clients[0]:
             kinds[type(request).__name__] += 1
             if type(request).__name__ == "GetData" and ("/jobs/jid" in request.path or "/localid/" in request.path):
                 nodes[request.path] += 1
         return inner(self, request, result)
 
     monkeypatch.setattr(KazooClient, "_call", call)
+    intake.queue.list_batches()  # its client's requests are counted
     serve_warm(intake, kinds, nodes)
     monkeypatch.undo()
     assert kinds["Transaction"] <= CHANGES * JOBS + SHARED / 20, kinds
@@ -87,14 +90,29 @@ def test_transactions_a_job(place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
         monkeypatch.setattr(owner, name, counted)
 
-    count(SqliteStore, "_write_transaction", "transactions")
-    read = SqliteStore._read_alive
+    commit, commit_all, read = SqliteStore.commit, SqliteStore.commit_all, SqliteStore.read
 
-    def read_alive(self: SqliteStore, path: str) -> Any:
-        counts["nodes"] += self is intake.queue.tree.store and path.startswith("/jobs/jid")
-        return read(self, path)
+    def count_nodes(store: SqliteStore, paths: Iterable[str]) -> None:
+        if store is intake.queue.tree.store:
+            counts["nodes"] += sum(path.startswith("/jobs/jid") for path in paths)
 
-    monkeypatch.setattr(SqliteStore, "_read_alive", read_alive)
+    def counted_commit(self: SqliteStore, *args: Any, read_after: Sequence[str] = (), **options: Any) -> Any:
+        counts["transactions"] += 1
+        count_nodes(self, read_after)
+        return commit(self, *args, read_after=read_after, **options)
+
+    def counted_commits(self: SqliteStore, commits: Sequence[Commit]) -> Any:
+        counts["transactions"] += -(-len(commits) // COMMITS_AT_ONCE)
+        count_nodes(self, [path for each in commits for path in each.read_after])
+        return commit_all(self, commits)
+
+    def counted_read(self: SqliteStore, paths: Sequence[str]) -> Any:
+        count_nodes(self, paths)
+        return read(self, paths)
+
+    monkeypatch.setattr(SqliteStore, "commit", counted_commit)
+    monkeypatch.setattr(SqliteStore, "commit_all", counted_commits)
+    monkeypatch.setattr(SqliteStore, "read", counted_read)
     for name in ("fsync", "fdatasync"):
         count(os, name, "syncs")
     count(disk, "fsync_tree", "syncs")

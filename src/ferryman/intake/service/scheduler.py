@@ -112,7 +112,6 @@ class WorkLane:
         work: works on an item, and unlocks it or hands it on. After ``TryLater`` it is tried again, after ``SlowHost``
             in the lane ``slow``; after any other exception the scheduler unlocks it.
         is_open: returns whether items can be worked on at all now; called before each one.
-        group: how several items are worked on together, in place of ``acquire`` and ``work``.
         slow: lane for items that need a slow host; None: this lane waits for slow hosts.
     """
 
@@ -126,10 +125,10 @@ class WorkLane:
         watch: LaneWatch = LaneWatch(),  # noqa: B008 - immutable
         slow: WorkLane | None = None,
         is_open: Callable[[], bool] = lambda: True,
-        group: GroupWork | None = None,
     ) -> None:
         self.name, self.threads, self.acquire, self.work = name, threads, acquire, work
-        self.group = group
+        self.group: GroupWork | None = None
+        """How several items are worked on together, in place of ``acquire`` and ``work``."""
         self.group_items = 1
         """Number of items that are polled for, and worked on, together now."""
         self.slow, self.is_open, self.watching = slow, is_open, watch

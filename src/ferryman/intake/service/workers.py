@@ -146,10 +146,10 @@ class JobWorker:
             watch=self._lane_watch(stage.state),
             slow=slow_lane,
             is_open=is_open,
-            group=GroupWork(
-                lambda skip, count: self._queue.acquire_many(stage.state, count, skip),
-                lambda jobs: self._work_group(place, jobs),
-            ),
+        )
+        lane.group = GroupWork(
+            lambda skip, count: self._queue.acquire_many(stage.state, count, skip),
+            lambda jobs: self._work_group(place, jobs),
         )
         self._places[stage.state] = place = _Place(stage, self._scheduler.add(lane))
 
