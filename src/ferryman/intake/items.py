@@ -397,7 +397,7 @@ class Item:
         return nodes if self._keep_lock_in(state, status) else None
 
     def lock_request(self, *checks: Op, read_after: Sequence[str]) -> tuple[str, Sequence[Op], Sequence[str]]:
-        """Return the arguments by which ``NodeTree.lock_all`` acquires this item's lock for ``note_lock``."""
+        """Return the arguments by which ``NodeTree.lock_all`` acquires this item's lock for ``hold``."""
         return self._lock_path, checks, [self._status_path, *read_after]
 
     def hold(self, held_lock: HeldLock) -> None:

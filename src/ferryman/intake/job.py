@@ -219,14 +219,6 @@ class Job(Item):
             lambda now: self._move_ops(now, now.state, str(now.values.get("message") or ""), priority=priority)
         )
 
-    def finish_processing(
-        self, message: str = "", identifiers: Mapping[str, Any] | None = None, *, unlock: bool = False
-    ) -> None:
-        """Move to the next state like ``success``; in the same commit, replace the identifiers if any are given. Raises
-        as ``set_status``."""
-        values = {} if identifiers is None else {"identifiers": identifiers}
-        self._move(lambda now: self.table.after_success(now.state), message, unlock=unlock, values=values)
-
     def requeue(
         self, message: str = "", configuration: Mapping[str, Any] | None = None, priority: int | None = None
     ) -> None:
