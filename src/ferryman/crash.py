@@ -222,12 +222,13 @@ WRITTEN: Final[dict[str, str]] = {
 
 INTAKE: Final[dict[str, str]] = {
     "batch.planned": "the objects of a batch are stored in the working space, no job exists yet",
-    "batch.job": "one more job exists",
+    "batch.job": "some more jobs exist",
     "batch.made": "every job exists, the batch does not say so yet",
     "job.listed": "the list of its files is in the working space",
     "job.estimated": "its size is known, the job has not moved",
     "job.fetched": "one file is complete",
     "job.inventory": "all files are complete and listed, the job does not say where, and has not moved",
+    "jobs.moved": "some jobs have moved together, and nobody has continued with them",
     "job.waved": "its documents are settled, the outcome of the job is not decided",
     "job.judged": "the outcome of the job is decided, the job has not moved",
     "job.kept": "its originals are stored, the job does not say where, and has not moved",
@@ -248,7 +249,7 @@ AT_WORK: Final[dict[str, str]] = {
 
 MINTED: Final[dict[str, str]] = {
     "minted.noted": "what a document's identifiers are is noted in the working space, its delivery is not",
-    "minted.moved": "a job has its identifiers and has moved to Storing; both were one change",
+    "minted.moved": "some jobs have their identifiers and have moved to Storing; all of it was one change",
 }
 """Durable steps of ``JobIdentifiers`` -> the state after a kill there."""
 

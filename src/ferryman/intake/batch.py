@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from ferryman.errors import UsageError
@@ -97,28 +97,44 @@ class Batch(Item):
         self, values: Mapping[str, Mapping[str, Any]], priority: int, state: JobState = JobState.PENDING, why: str = ""
     ) -> Job:
         """Create a job in any state, for work that another system has already done. Raises as ``create_job``."""
-        job_id = ""
+        return self._create_jobs([(values, priority)], state, why)[0]
+
+    def create_jobs(self, jobs: Sequence[tuple[Mapping[str, Mapping[str, Any]], int]]) -> list[Job]:
+        """Create several pending jobs in one change. Raises as ``create_job``.
+
+        Args:
+            jobs: (JSON nodes by name, priority)
+        """
+        return self._create_jobs([(values, check_priority(priority)) for values, priority in jobs])
+
+    def _create_jobs(
+        self,
+        jobs: Sequence[tuple[Mapping[str, Mapping[str, Any]], int]],
+        state: JobState = JobState.PENDING,
+        why: str = "",
+    ) -> list[Job]:
+        ids: list[str] = []
 
         def plan(now: StatusNode) -> list[Op]:
-            nonlocal job_id
             if now.state not in ACCEPTS_JOBS:
                 raise StateError(now.state, "another job")
-            job_id = nodes.numbered_name("jid", self._tree.next_number(JOBS))
+            first, at = self._tree.next_number(JOBS), self._tree.now()
+            ids[:] = [nodes.numbered_name("jid", number) for number in range(first, first + len(jobs))]
             folder = batch_path(self.id, "states", job_list_of(state))
-            return [
+            ops = [
                 Check(f"{self.path}/status", now.node.version),
-                *new_job_ops(
-                    job_id, self.id, values, now=self._tree.now(), priority=priority, state=state, message=why
-                ),
                 *self._tree.create_missing([batch_path(self.id, "states"), folder]),
-                Create(f"{folder}/{job_id}"),
             ]
+            for job_id, (values, priority) in zip(ids, jobs, strict=True):
+                ops += new_job_ops(job_id, self.id, values, now=at, priority=priority, state=state, message=why)
+                ops.append(Create(f"{folder}/{job_id}"))
+            return ops
 
         if self._held_lock is None and not self._ever_held:  # others may add jobs while this process works on the batch
             self._tree.change(lambda: plan(self._read_status()))
         else:
             self._change(plan)
-        return Job(self._tree, job_id)
+        return [Job(self._tree, job_id) for job_id in ids]
 
     # --- moves --------------------------------------------------------------------------------------------------------
 

@@ -217,7 +217,7 @@ class Item:
             nonlocal now, ops
             if now is None or ops:  # the status is no longer the known one
                 now = self._status_as_holder()
-            ops = [*self._with_status_check(now, plan(now)), *([Delete(held_lock.path)] if unlock else [])]
+            ops = self._holder_ops(now, plan, held_lock, unlock=unlock)
             return ops
 
         try:
@@ -229,6 +229,16 @@ class Item:
         except LockLost:
             self._forget_lock()
             raise
+        self._note_change(now, ops, held_lock, unlock=unlock)
+
+    def _holder_ops(
+        self, now: StatusNode, plan: Callable[[StatusNode], Sequence[Op]], held_lock: HeldLock, *, unlock: bool
+    ) -> list[Op]:
+        """Return the operations of a change by the holder of the item's lock."""
+        return [*self._with_status_check(now, plan(now)), *([Delete(held_lock.path)] if unlock else [])]
+
+    def _note_change(self, now: StatusNode | None, ops: Sequence[Op], held_lock: HeldLock, *, unlock: bool) -> None:
+        """Remember what this object has changed as the holder of the lock."""
         self._known_status = self._status_after(now, ops)
         if unlock:
             self._forget_lock()
@@ -372,7 +382,7 @@ class Item:
         self._change(lambda now: [], revoke=True)
         return was_locked
 
-    def acquire(self, state: Any, *checks: Op, read_after: Sequence[str] = ()) -> list[StoredNode | None] | None:
+    def acquire(self, state: Any, *checks: Op, read_after: Sequence[str] = ()) -> Sequence[StoredNode | None] | None:
         """Lock the item if nobody holds it and ``checks`` succeed; keep the lock if the item is in this state.
 
         Returns the nodes at ``read_after``, read under the lock; None if the lock was not acquired or not kept.
@@ -384,12 +394,33 @@ class Item:
             status, *nodes = self._take_lock(*checks, read_after=read_after)
         except Conflict:
             return None
+        return nodes if self._keep_lock_in(state, status) else None
+
+    def lock_request(self, *checks: Op, read_after: Sequence[str]) -> tuple[str, Sequence[Op], Sequence[str]]:
+        """Return the arguments by which ``NodeTree.lock_all`` acquires this item's lock for ``hold``."""
+        return self._lock_path, checks, [self._status_path, *read_after]
+
+    def hold(self, held_lock: HeldLock) -> None:
+        """Take over a lock that ``lock_request`` asked for; ``keep_lock_in`` follows."""
+        self._held_lock, self._known_status = held_lock, None
+
+    def keep_lock_in(self, state: Any, nodes: Sequence[StoredNode | None]) -> Sequence[StoredNode | None] | None:
+        """Keep the lock if the item is in this state. ``nodes``: those that ``lock_request`` reads. Returns and raises
+        as ``acquire``."""
+        return nodes[1:] if self._keep_lock_in(state, nodes[0]) else None
+
+    def _keep_lock_in(self, state: Any, status: StoredNode | None) -> bool:
+        """Release the lock that was just acquired unless the item is in this state; return whether it is kept.
+
+        Raises:
+            NodeInvalid: the item is damaged; it was unlocked.
+        """
         try:
             self._known_status = self.decode_status(status)
         finally:
             if self._known_status is None or self._known_status.state is not state:
                 self.unlock()
-        return nodes if self._held_lock else None
+        return self._held_lock is not None
 
     def _take_lock(self, *checks: Op, read_after: Sequence[str] = ()) -> list[StoredNode | None]:
         """Acquire the lock. Returns the status node and the nodes at ``read_after``, read under the lock."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from ferryman.document import json_problem
-from ferryman.errors import UsageError, plain_text
+from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.intake import nodes
-from ferryman.intake.errors import NodeInvalid, StateError
+from ferryman.intake.errors import NodeInvalid, QueueLost, StateError
 from ferryman.intake.items import NO_NODE, Item, StatusNode
 from ferryman.intake.nodes import (
     batch_path,
@@ -25,7 +26,7 @@ from ferryman.intake.nodes import (
 )
 from ferryman.intake.states import JOB, JobList, JobState, Transitions, job_list_of, resume_state
 from ferryman.intake.store import Check, Create, Delete, Op, Set, StoredNode
-from ferryman.intake.tree import HeldLock, NodeTree
+from ferryman.intake.tree import HeldLock, NodeTree, trim_message
 from ferryman.net.urls import split
 from ferryman.storage import files
 
@@ -155,19 +156,47 @@ class Job(Item):
             values: JSON nodes to replace, by name; {} removes one.
             space_needed: bytes of working space.
         """
-        self._move(
-            lambda now: (
+        return self.advance_as(Advance(self, message, priority, values, space_needed, keep_lock))
+
+    def advance_as(self, to: Advance) -> bool:
+        """Make a move of this job; see ``advance``."""
+        self._change(self._plan_advance(to), unlock=not to.keep_lock)
+        return self._note_advance(to.space_needed, is_paused=to.keep_lock and self._tree.is_paused())
+
+    def plan_as_holder(self, to: Advance) -> tuple[StatusNode, list[Op], HeldLock] | None:
+        """Return the status from which a move is planned, its operations, and the lock; None if this object does not
+        know them without reading."""
+        held_lock, now = self._held_lock, self._known_status
+        if held_lock is None or now is None:
+            return None
+        return now, self._holder_ops(now, self._plan_advance(to), held_lock, unlock=not to.keep_lock), held_lock
+
+    def note_advance(
+        self, to: Advance, now: StatusNode, ops: Sequence[Op], held_lock: HeldLock, *, is_paused: bool
+    ) -> bool:
+        """Remember a move that ``plan_as_holder`` has planned and that took effect. Returns as ``advance``."""
+        self._note_change(now, ops, held_lock, unlock=not to.keep_lock)
+        return self._note_advance(to.space_needed, is_paused=is_paused and to.keep_lock)
+
+    def _plan_advance(self, to: Advance) -> Callable[[StatusNode], list[Op]]:
+        """Return the function that makes a move's operations from the present status."""
+        text = trim_message(to.message)
+
+        def plan(now: StatusNode) -> list[Op]:
+            after = (
                 self._target_state(now, JobState.ESTIMATING)
                 if now.state is JobState.PENDING
                 else self.table.after_success(now.state)
-            ),
-            message,
-            unlock=not keep_lock,
-            priority=priority,
-            values=values,
-            space_needed=space_needed,
-        )
-        if keep_lock and self._tree.is_paused():
+            )
+            return self._move_ops(
+                now, after, text, priority=to.priority, values=to.values, space_needed=to.space_needed
+            )
+
+        return plan
+
+    def _note_advance(self, space_needed: int | None, *, is_paused: bool) -> bool:
+        """Complete a move to the next state: return whether this object keeps the lock."""
+        if is_paused:
             self.unlock()
         if self._held_lock is not None and space_needed is not None:
             self._cached_space = space_needed
@@ -189,14 +218,6 @@ class Job(Item):
         self._change(
             lambda now: self._move_ops(now, now.state, str(now.values.get("message") or ""), priority=priority)
         )
-
-    def finish_processing(
-        self, message: str = "", identifiers: Mapping[str, Any] | None = None, *, unlock: bool = False
-    ) -> None:
-        """Move to the next state like ``success``; in the same commit, replace the identifiers if any are given. Raises
-        as ``set_status``."""
-        values = {} if identifiers is None else {"identifiers": identifiers}
-        self._move(lambda now: self.table.after_success(now.state), message, unlock=unlock, values=values)
 
     def requeue(
         self, message: str = "", configuration: Mapping[str, Any] | None = None, priority: int | None = None
@@ -327,32 +348,50 @@ class Job(Item):
         Raises:
             NodeInvalid: a node is missing or malformed.
         """
-        names: tuple[str, ...] = ("status", "bid", "priority", "space_needed", *JSON_NODES)
-        cached = dict(self._cached_nodes) if self._held_lock is not None else {}
-        if self._held_lock is not None and self._known_status is not None:
-            cached["status"] = self._known_status.node
-        self._not_prefetched |= set(JSON_NODES) - cached.keys()
-        if self._held_lock is not None and self._cached_space is not None and self._priority is not None:
-            names = tuple(name for name in names if name not in ("priority", "space_needed"))
-        missing = [name for name in names if name not in cached]
-        paths = [f"{self.path}/{name}" for name in missing]
-        node_by_name = {**cached, **dict(zip(missing, self._tree.store.read(paths), strict=True))}
-        if "status" in missing:
-            self.decode_status(node_by_name["status"])
-        for name in set(names) - set(JSON_NODES):
-            if node_by_name[name] is None:
+        paths = self.missing_paths()
+        self.note_nodes(dict(zip(paths, self._tree.store.read(paths), strict=True)))
+        return self
+
+    def missing_paths(self) -> list[str]:
+        """Return the paths of the job's nodes, except those that this object knows because it holds the lock."""
+        known = {f"{self.path}/{name}" for name in self._known_names()}
+        names = ("status", "bid", "priority", "space_needed", *JSON_NODES)
+        return [path for path in (f"{self.path}/{name}" for name in names) if path not in known]
+
+    def _known_names(self) -> set[str]:
+        if self._held_lock is None:
+            return set()
+        known = {*self._cached_nodes, *(["bid"] if self._batch_id else [])}
+        if self._known_status is not None:
+            known.add("status")
+        if self._cached_space is not None and self._priority is not None:
+            known |= {"priority", "space_needed"}
+        return known
+
+    def note_nodes(self, nodes: Mapping[str, StoredNode | None]) -> None:
+        """Check nodes that were read at ``missing_paths``, and keep them while this object holds the lock.
+
+        Raises:
+            NodeInvalid: a node is missing or malformed.
+        """
+        read = {path.rpartition("/")[2]: node for path, node in nodes.items()}
+        if "status" in read:
+            self.decode_status(read["status"])
+        for name in read.keys() - set(JSON_NODES):
+            if read[name] is None:
                 raise NodeInvalid(f"{self.path}/{name}", "is not there")
-        self._batch_id = decode_text(f"{self.path}/bid", _data_of(node_by_name["bid"]))
-        if "priority" in names:
-            self._priority = decode_integer(f"{self.path}/priority", _data_of(node_by_name["priority"]))
-            decode_integer(f"{self.path}/space_needed", _data_of(node_by_name["space_needed"]))
-        json_nodes = {name: node_by_name[name] for name in JSON_NODES}
+        if "bid" in read:
+            self._batch_id = decode_text(f"{self.path}/bid", _data_of(read["bid"]))
+        if "priority" in read:
+            self._priority = decode_integer(f"{self.path}/priority", _data_of(read["priority"]))
+            decode_integer(f"{self.path}/space_needed", _data_of(read["space_needed"]))
+        json_nodes: dict[str, StoredNode | None] = {name: read[name] for name in JSON_NODES if name in read}
+        self._not_prefetched |= json_nodes.keys()
         if self._held_lock is not None:
             self._cached_nodes.update(json_nodes)
-        for name, node in json_nodes.items():
+        for name, node in {**self._cached_nodes, **json_nodes}.items():
             if node is not None:
                 decode_node(f"{self.path}/{name}", node.data)
-        return self
 
     def remove(self) -> None:
         """Remove the job in any state, because its batch is being removed. Raises ``ItemLocked`` if somebody works on
@@ -387,11 +426,14 @@ class Job(Item):
         self._cached_nodes, self._cached_space = {}, None
         super()._forget_lock()
 
-    def _change_as_holder(
-        self, plan: Callable[[StatusNode], Sequence[Op]], held_lock: HeldLock, *, unlock: bool
-    ) -> None:
+    def _holder_ops(
+        self, now: StatusNode, plan: Callable[[StatusNode], Sequence[Op]], held_lock: HeldLock, *, unlock: bool
+    ) -> list[Op]:
         self._new_priority, self._new_nodes = None, {}
-        super()._change_as_holder(plan, held_lock, unlock=unlock)
+        return super()._holder_ops(now, plan, held_lock, unlock=unlock)
+
+    def _note_change(self, now: StatusNode | None, ops: Sequence[Op], held_lock: HeldLock, *, unlock: bool) -> None:
+        super()._note_change(now, ops, held_lock, unlock=unlock)
         if self._held_lock is held_lock:  # nobody else can change them now
             self._cached_nodes.update(self._new_nodes)
             self._priority = self._new_priority if self._priority is None else self._priority
@@ -426,6 +468,64 @@ class Job(Item):
         if not values:
             return [Delete(path)] if node else []
         return [Set(path, data) if node else Create(path, data)]
+
+
+class Advance(NamedTuple):
+    """Move of a job to its next state; see ``Job.advance``."""
+
+    job: Job
+    message: str = ""
+    priority: int | None = None
+    values: Mapping[str, Mapping[str, Any]] | None = None
+    space_needed: int | None = None
+    keep_lock: bool = False
+
+
+def advance_all(tree: NodeTree, moves: Sequence[Advance]) -> list[bool | Exception]:
+    """Move jobs that are locked by their objects to their next states, together if possible.
+
+    Each job moves or fails to move by itself. Returns for each what ``Job.advance`` returns, or the error it raises.
+    """
+    planned: dict[int, tuple[StatusNode, list[Op], HeldLock]] = {}
+    folders: set[str] = set()  # which the first move of a batch's jobs creates for all of them
+    for at, move in enumerate(moves):
+        with suppress(FerrymanError):  # which the single move raises again
+            change = move.job.plan_as_holder(move)
+            if change is not None:
+                now, ops, held_lock = change
+                ops = [op for op in ops if not (isinstance(op, Create) and op.path in folders)]
+                folders.update(op.path for op in ops if isinstance(op, Create))
+                planned[at] = now, ops, held_lock
+    committed = tree.commit_all([(ops, held_lock) for _, ops, held_lock in planned.values()])
+    is_moved = dict(zip(planned, committed, strict=True))
+    is_paused = any(move.keep_lock for move in moves) and tree.is_paused()
+    results: list[bool | Exception] = []
+    for at, move in enumerate(moves):
+        try:
+            if is_moved.get(at):
+                results.append(move.job.note_advance(move, *planned[at], is_paused=is_paused))
+            else:  # somebody has changed the job, or its lock is lost: find out
+                results.append(move.job.advance_as(move))
+        except QueueLost:
+            raise
+        except Exception as e:
+            results.append(e)
+    return results
+
+
+def load_all(tree: NodeTree, jobs: Sequence[Job]) -> list[NodeInvalid | None]:
+    """Read all nodes of several jobs in one call; return for each why it is damaged, or None."""
+    missing = [job.missing_paths() for job in jobs]
+    nodes = iter(tree.store.read([path for paths in missing for path in paths]))
+    errors: list[NodeInvalid | None] = []
+    for job, paths in zip(jobs, missing, strict=True):
+        try:
+            job.note_nodes({path: next(nodes) for path in paths})
+        except NodeInvalid as e:
+            errors.append(e)
+        else:
+            errors.append(None)
+    return errors
 
 
 def check_priority(priority: int) -> int:

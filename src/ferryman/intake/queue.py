@@ -6,16 +6,17 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple, Self
 
-from ferryman.errors import UsageError, plain_text
+from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.intake import items, overview
 from ferryman.intake.audit import AuditFinding, audit, dump_tree, restore_tree
 from ferryman.intake.batch import AWAITS_OPERATOR, Batch
-from ferryman.intake.errors import BatchExists, LockLost, NodeInvalid, StateError
+from ferryman.intake.errors import BatchExists, LockLost, NodeInvalid, QueueLost, StateError
 from ferryman.intake.items import Assembly
 from ferryman.intake.job import Job
 from ferryman.intake.nodes import (
@@ -40,7 +41,18 @@ from ferryman.intake.nodes import (
     without_date,
 )
 from ferryman.intake.states import AccessState, BatchState, JobList, JobState
-from ferryman.intake.store import SESSION_TIMEOUT_S, Check, Conflict, Create, Op, Store, StoredNode, Watch, open_store
+from ferryman.intake.store import (
+    COMMITS_AT_ONCE,
+    SESSION_TIMEOUT_S,
+    Check,
+    Conflict,
+    Create,
+    Op,
+    Store,
+    StoredNode,
+    Watch,
+    open_store,
+)
 from ferryman.intake.tree import KINDS, Locks, NodeTree
 
 log = logging.getLogger("ferryman.intake")
@@ -278,6 +290,10 @@ class JobQueue:
         ``acquire_job``."""
         return self._acquirer.acquire_jobs(_parse_state(JobState, state))
 
+    def acquire_many(self, state: str, count: int, skip: Container[str] = ()) -> list[Job]:
+        """Acquire up to ``count`` jobs as ``acquire_job`` does, all in one change."""
+        return self._acquirer.acquire_many(_parse_state(JobState, state), count, skip)
+
     def acquire_again(self, item: Job | Batch) -> bool:
         """Acquire a job or batch that this object held and has released, if it is still in that state and nobody holds
         it. Returns whether it is locked now."""
@@ -481,13 +497,78 @@ class Acquirer:
             elif self._paused:
                 return
 
+    def acquire_many(self, state: JobState, count: int, skip: Container[str] = ()) -> list[Job]:
+        """Acquire the most urgent jobs in this state that nobody holds, at most ``count``, locked. There may be others
+        if fewer are returned, except if none is: others may have been faster."""
+        if count == 1:
+            job = self.acquire_job(state, skip)
+            return [] if job is None else [job]
+        if self._paused:
+            self._paused = self._tree.find(PAUSE_PATH) is not None
+        acquired: list[Job] = []
+        if self._paused:
+            return acquired
+        names = self._tree.store.unlocked_entries(state_path(state), JOBS, min(count, COMMITS_AT_ONCE))
+        entries = ((Job(self._tree, job_of_entry(name)), name) for name in names)
+        candidates = (each for each in entries if each[0].id not in self.damaged and each[0].id not in skip)
+        while not self._paused and len(acquired) < count:
+            chunk = list(islice(candidates, min(count - len(acquired), COMMITS_AT_ONCE)))
+            if not chunk:
+                break
+            try:
+                acquired += self._acquire_entries(chunk, state)
+            except QueueLost:
+                if not acquired:
+                    raise
+                break  # the next request raises it again
+        return acquired
+
+    def _acquire_entries(self, entries: Sequence[tuple[Job, str]], state: JobState) -> list[Job]:
+        """Acquire the jobs with these entries in a state together; return those that are locked now."""
+        prefetch = sorted(self._prefetched[state])
+        requests = [
+            job.lock_request(
+                Check(f"{state_path(state)}/{name}"), read_after=[f"{job.path}/{each}" for each in prefetch]
+            )
+            for job, name in entries
+        ]
+        locked = []
+        for (job, name), lock in zip(entries, self._tree.lock_all(requests), strict=True):
+            if lock is not None:
+                job.hold(lock[0])
+                locked.append((job, name, lock[1]))
+        try:
+            return [
+                job
+                for job, name, nodes in locked
+                if self._accept(job, state, name, prefetch, partial(job.keep_lock_in, state, nodes))
+            ]
+        except QueueLost:
+            for job, *_ in locked:
+                with suppress(FerrymanError):
+                    job.unlock()
+            raise
+
     def _acquire_entry(self, job: Job, state: JobState, name: str) -> bool:
         """Acquire the job with this entry in a state, unless the queue is paused or the job's collection is on hold.
         Returns whether it is locked now."""
+        prefetch = sorted(self._prefetched[state])
+        paths = [f"{job.path}/{each}" for each in prefetch]
+        check = Check(f"{state_path(state)}/{name}")
+        return self._accept(job, state, name, prefetch, lambda: job.acquire(state, check, read_after=paths))
+
+    def _accept(
+        self,
+        job: Job,
+        state: JobState,
+        name: str,
+        prefetch: list[str],
+        acquire: Callable[[], Sequence[StoredNode | None] | None],
+    ) -> bool:
+        """Keep a job that ``acquire`` locks, unless the queue is paused or the job's collection is on hold. Returns
+        whether it is locked now."""
         try:
-            prefetch = sorted(self._prefetched[state])
-            paths = [f"{job.path}/{each}" for each in prefetch]
-            nodes = job.acquire(state, Check(f"{state_path(state)}/{name}"), read_after=paths)
+            nodes = acquire()
             if nodes is None:
                 return False
             job.cache_nodes(dict(zip(prefetch, nodes, strict=True)), self._prefetched[state])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from ferryman.errors import UsageError, plain_text
-from ferryman.intake.errors import LockLost, NodeInvalid
+from ferryman.intake.errors import LockLost, NodeInvalid, QueueLost
 from ferryman.intake.nodes import (
     COLLECTION_LOCKS,
     LOCKS,
@@ -25,6 +25,7 @@ from ferryman.intake.nodes import (
 )
 from ferryman.intake.store import (
     Check,
+    Commit,
     Conflict,
     ConflictReason,
     Create,
@@ -42,6 +43,9 @@ chance."""
 
 PAUSE_MAX_S: Final = 0.03
 """Longest pause between two plans, in seconds: a few times as long as another process's change takes."""
+
+LOCKS_AT_ONCE: Final = 128
+"""Named locks that are acquired in one change at most."""
 
 MESSAGE_CHARS_MAX: Final = 4000
 """Maximum length of a status's message, which users read, in characters; longer ones are cut."""
@@ -171,6 +175,36 @@ class NodeTree:
                 raise LockLost(held_lock.path) from None
             raise
 
+    def commit_all(self, commits: Sequence[tuple[list[Op], HeldLock]]) -> list[bool]:
+        """Make several commits together, each only as long as its lock is held. Returns which of them took effect."""
+        results = self.store.commit_all(
+            [Commit([Check(held.path, creation=held.creation), *ops], held.session) for ops, held in commits]
+        )
+        return [isinstance(result, list) for result in results]
+
+    def lock_all(
+        self, locks: Sequence[tuple[str, Sequence[Op], Sequence[str]]]
+    ) -> list[tuple[HeldLock, list[StoredNode | None]] | None]:
+        """Create several locks together that live with this session.
+
+        Args:
+            locks: (path of the lock, checks, paths of nodes to read under the lock)
+
+        Returns for each what ``lock`` returns; None if it is held, a check failed, or the session has just ended.
+        """
+        session = self.store.session()
+        results = self.store.commit_all(
+            [Commit([Create(path, ephemeral=True), *checks], session, [path, *reads]) for path, checks, reads in locks]
+        )
+        found: list[tuple[HeldLock, list[StoredNode | None]] | None] = []
+        for (path, *_), result in zip(locks, results, strict=True):
+            lock = result[0] if isinstance(result, list) else None
+            if isinstance(result, list) and lock is not None and lock.owner == session:
+                found.append((HeldLock(path, session, lock.creation), result[1:]))
+            else:  # it was revoked before we read it, or never ours
+                found.append(None)
+        return found
+
     def lock(self, path: str, *checks: Op, read_after: Sequence[str] = ()) -> tuple[HeldLock, list[StoredNode | None]]:
         """Create a lock that lives with this session. Returns it, and the nodes at ``read_after``, read under the lock.
 
@@ -277,6 +311,66 @@ class Locks:
                 if is_free and session is not None and nodes[0] is not None:
                     self._own[kind, name or ""] = HeldLock(path[0], session, nodes[0].creation)
                 return is_free
+
+    def lock_all(self, kind: str, names: Sequence[str]) -> list[bool]:
+        """Acquire several locks of a kind with names, all in one change if nobody holds any of them. Returns for each
+        whether it was acquired.
+
+        Raises:
+            UsageError: there is no such kind, or a name cannot be a lock's.
+        """
+        acquired: dict[int, bool] = {}
+        try:
+            for first in range(0, len(names), LOCKS_AT_ONCE):
+                self._lock_chunk(kind, names, range(first, min(first + LOCKS_AT_ONCE, len(names))), acquired)
+        except QueueLost:
+            if True not in acquired.values():
+                raise  # otherwise the next request does, and the caller knows what it holds
+        return [acquired.get(at, False) for at in range(len(names))]
+
+    def _lock_chunk(self, kind: str, names: Sequence[str], chunk: range, acquired: dict[int, bool]) -> None:
+        """Acquire the locks whose names have these positions; note for each in ``acquired`` whether it was."""
+        lock_kind = _lock_kind(kind, names[chunk[0]])
+        folder = self._tree.get(lock_kind.folder)
+        existing = self._tree.store.children(lock_kind.folder) if folder.children else []
+        taken = {*existing, *(node.rpartition("~")[0] for node in existing)}
+        free: dict[str, int] = {}
+        for at in chunk:
+            node = node_name(names[at])
+            if node not in taken and not lock_kind.is_persistent:
+                free.setdefault(node, at)
+        nodes_by_name = {names[at]: node for node, at in free.items()}
+        if len(free) > 1 and self._lock_free(kind, lock_kind, folder, nodes_by_name):
+            acquired.update(dict.fromkeys(free.values(), True))
+        for at in chunk:
+            if at not in acquired:
+                acquired[at] = self.lock(kind, names[at])
+
+    def _lock_free(self, kind: str, lock_kind: LockKind, folder: StoredNode, nodes: Mapping[str, str]) -> bool:
+        """Acquire locks, name -> node, none of whose nodes exists. Returns False if that changed meanwhile."""
+        session = self._tree.store.session()
+        paths = [f"{lock_kind.folder}/{node}" for node in nodes.values()]
+        creates: list[Op] = [
+            Create(path, check_size(path, name.encode()), ephemeral=True)
+            for path, name in zip(paths, nodes, strict=True)
+        ]
+        ops = [*creates, Set(lock_kind.folder, b"", folder.version)]
+        try:
+            created = self._tree.store.commit(ops, session=session, read_after=paths)
+        except (Conflict, SessionLost):
+            return False
+        for name, path, node in zip(nodes, paths, created, strict=True):
+            if node is not None:
+                self._own[kind, name] = HeldLock(path, session, node.creation)
+        return True
+
+    def unlock_all(self, kind: str, names: Sequence[str]) -> None:
+        """Release several locks, those that this object acquired in one change."""
+        own = {name: self._own.pop((kind, name)) for name in names if (kind, name) in self._own}
+        self._tree.commit_all([([Delete(lock.path)], lock) for lock in own.values()])
+        for name in names:
+            if name not in own:
+                self.unlock(kind, name)
 
     def check(self, kind: str, name: str | None = None) -> bool:
         """Return whether it is locked.

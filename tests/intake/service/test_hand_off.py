@@ -15,7 +15,16 @@ from ferryman.intake.queue import Acquirer
 from ferryman.intake.service import stages
 from ferryman.intake.service.errors import SlowHost, TryLater
 from ferryman.intake.service.fetch import FetchedFile
-from ferryman.intake.service.scheduler import LONGEST_WAIT_S, QUIET_POLL_S, LaneWatch, Scheduler, WorkLane
+from ferryman.intake.service.scheduler import (
+    GROUP_ITEMS,
+    GROUP_S,
+    LONGEST_WAIT_S,
+    QUIET_POLL_S,
+    GroupWork,
+    LaneWatch,
+    Scheduler,
+    WorkLane,
+)
 from ferryman.intake.service.stages import StageResult
 from ferryman.intake.service.workers import RESERVE_JOBS
 from tests.intake.service.place import Place, until
@@ -97,7 +106,7 @@ def test_a_lane_has_as_many_threads_as_it_was_given(world: World) -> None:
     world.scheduler.put(other, HeldJob())
     until(lambda: len(world.done) == 1)
     assert (len(at_work), full.busy, len(full.ready)) == (2, 2, 3)
-    assert [world.scheduler.has_room(full, waiting) for waiting in (3, 4)] == [False, True]
+    assert [world.scheduler.room(full, waiting) for waiting in (2, 3, 4)] == [0, 0, 1]
     going_on.set()
     until(lambda: len(at_work) == 5)
 
@@ -214,7 +223,7 @@ def test_at_the_end_jobs_are_given_back(world: World) -> None:
     assert [job.locked for job in jobs] == [False, False]
     assert lane.waiting == []
     assert not world.scheduler.put(lane, HeldJob())
-    assert not world.scheduler.has_room(lane, 5)
+    assert world.scheduler.room(lane, 5) == 0
     world.scheduler.wait(lane, 300.0)
 
 
@@ -254,18 +263,85 @@ def test_nobody_looks_out_while_all_work(world: World) -> None:
     going_on.set()
 
 
+def test_groups_grow_while_work_is_quick(world: World) -> None:
+    """Doubling up to a limit; after work that was not quick, or took long, they begin with one again."""
+    asked, groups, answers = list[int](), list[int](), [True] * 7 + [False, True, True]
+
+    def acquire(skip: object, count: int) -> list[Any]:
+        asked.append(count)
+        return [HeldJob(5, f"jid{len(asked)}-{n}") for n in range(count)] if answers else []
+
+    def work(items: list[Any]) -> bool:
+        groups.append(len(items))
+        world.now += GROUP_S + 1 if len(answers) == 2 else 0
+        return answers.pop(0)
+
+    lane = world.lane(1)
+    lane.group, lane.acquire, lane.poll_at = GroupWork(acquire, work), lambda skip: None, 0.0
+    world.scheduler.start()
+    until(lambda: not answers and not lane.busy and not lane.ready)
+    assert groups == [1, 2, 4, 8, 16, GROUP_ITEMS, GROUP_ITEMS, GROUP_ITEMS, 1, 1]
+    assert asked[: len(groups)] == groups
+
+
+def test_a_group_is_of_the_most_urgent_items(world: World) -> None:
+    """That are still locked; what has come meanwhile goes before the rest."""
+    groups = list[list[Any]]()
+
+    def work(items: list[Any]) -> bool:
+        groups.append([item.id for item in items])
+        if len(groups) == 1:
+            world.scheduler.put(lane, HeldJob(0, "jid8"))
+        return True
+
+    lane = world.lane(1)
+    lane.group, lane.group_items = GroupWork(lambda skip, count: [], work), 2
+    jobs = [HeldJob(5, f"jid{n}") for n in range(6)]
+    jobs[1].locked = False
+    world.scheduler.put(lane, *jobs)
+    world.scheduler.start()
+    until(lambda: sum(map(len, groups)) == 6)
+    assert groups[0] == ["jid0"]
+    assert groups[1] == ["jid8", "jid2", "jid3", "jid4"]
+
+
+def test_a_slow_job_holds_up_no_quick_one(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a group is slow: the others move on while it is worked on, and other threads take those like it."""
+    submitted(intake, 12)
+    going_on, slow = threading.Event(), list[str]()
+    is_quick, work = stages.Estimating.is_quick, stages.Estimating.work
+
+    def maybe_quick(self: stages.Estimating, job: Any) -> bool:
+        return int(job.id[-1]) % 6 != 3 and is_quick(self, job)
+
+    def wait(self: stages.Estimating, job: Any) -> StageResult:
+        if not maybe_quick(self, job):
+            slow.append(job.id)
+            assert going_on.wait(300)
+        return work(self, job)
+
+    monkeypatch.setattr(stages.Estimating, "is_quick", maybe_quick)
+    monkeypatch.setattr(stages.Estimating, "work", wait)
+    with intake.served():
+        until(lambda: len(slow) == 2 and len(intake.queue.list_jobs("Completed")) == 10)
+        going_on.set()
+        until(lambda: len(intake.queue.list_jobs("Completed")) == 12)
+    assert intake.queue.audit() == []
+
+
 @pytest.fixture
 def acquired(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """State -> how many jobs were acquired in it."""
     found: dict[str, int] = defaultdict(int)
-    jobs = Acquirer.acquire_jobs
+    many = Acquirer.acquire_many
 
-    def counted(self: Acquirer, state: JobState, *skip: Any) -> Iterator[Any]:
-        for job in jobs(self, state, *skip):
-            found[state.value] += 1
-            yield job
+    def counted(self: Acquirer, state: JobState, *args: Any) -> list[Any]:
+        jobs = many(self, state, *args)
+        if jobs:
+            found[state.value] += len(jobs)
+        return jobs
 
-    monkeypatch.setattr(Acquirer, "acquire_jobs", counted)
+    monkeypatch.setattr(Acquirer, "acquire_many", counted)
     return found
 
 

@@ -22,17 +22,18 @@ HELD = "maps"
 
 SHORT = (
     "batch.planned",
-    "batch.job:7",
+    "batch.job:3",
     "batch.made",
     "job.fetched:5",
     "job.inventory",
+    "jobs.moved:2",
     "wave.synced",
     "job.waved",
     "job.judged:2",
     "job.kept:2",
     "job.told:2",
 )
-"""Ten kills, in the order in which the batch comes by."""
+"""Eleven kills, in the order in which the batch comes by."""
 
 ELSEWHERE = {"access.bundled": "test_access", "batch.told": "after the hold was released, below"}
 """Points that this batch does not pass before its hold is released -> where they are tried."""
@@ -135,8 +136,8 @@ def assert_true(place: Place, batch_id: str, report: dict[str, list[dict[str, ob
 
 
 @pytest.mark.rule("intake.kill")
-def test_killed_ten_times(place: Path) -> None:
-    """Kill -9 at ten places: the report names exactly the bad ones, everything else is delivered exactly once."""
+def test_killed_again_and_again(place: Path) -> None:
+    """Kill -9 at eleven places: the report names exactly the bad ones, everything else is delivered exactly once."""
     with Zygote(place, CHILD) as zygote:
         carried(Place(place, session_timeout_s=1.5), zygote, SHORT, 0, 0)
 

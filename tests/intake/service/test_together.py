@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ferryman.intake import JobState
 from ferryman.intake.service.finisher import SYNC_SINGLY_MAX, Finisher, FinishRequest, UnsyncedFiles, sync
 from ferryman.storage import disk, files
 
@@ -62,11 +63,17 @@ def finish_request(
         return True
 
     job: Any = Held()
-    return FinishRequest(job, steps, attempt, lambda: told.append(f"{name} moves"))
+    return FinishRequest(job, steps, attempt, JobState.DOWNLOADING, (told, f"{name} moves"))
 
 
 def finish(finisher: Finisher) -> None:
     """Finish all jobs that wait."""
+
+    def advance(requests: Sequence[FinishRequest]) -> None:
+        for told, text in (request.result for request in requests):
+            told.append(text)
+
+    finisher.advance = advance
     requests = finisher.take()
     assert requests
     finisher.finish(requests)

@@ -4,9 +4,11 @@ results."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
+
+import msgspec
 
 from ferryman import crash
 from ferryman.errors import DeliveryError, FerrymanError, PermanentError, TransientError, describe
@@ -24,6 +26,27 @@ MANIFEST_RETRY_S: Final = 30.0
 
 MANIFEST_PATIENCE_S: Final = 24 * 3600.0
 """Seconds that a batch waits for its manifest, since the same batch cannot be submitted again; after that it fails."""
+
+
+JOBS_AT_ONCE: Final = 64
+GROUP_BYTES: Final = 128 << 10
+"""Jobs, and bytes of their nodes, that are created in one change at most: servers refuse requests near 1 MiB."""
+
+
+def group_jobs(jobs: Iterable[PlannedJob]) -> Iterator[list[PlannedJob]]:
+    """Split jobs into groups that are created together. The first ones are small, so that work on them begins while the
+    others are created."""
+    group: list[PlannedJob] = []
+    count, size = 1, 0
+    for job in jobs:
+        job_size = len(msgspec.json.encode(job.nodes()))
+        if group and (len(group) >= count or size + job_size > GROUP_BYTES):
+            yield group
+            group, count, size = [], min(2 * count, JOBS_AT_ONCE), 0
+        group.append(job)
+        size += job_size
+    if group:
+        yield group
 
 
 def has_all_jobs(batch: Batch) -> bool:
@@ -95,19 +118,16 @@ class BatchConsumer:
         )  # 2
         crash.point("batch.planned")
         existing_keys = self._job_keys(batch)
-        for job in planned_jobs:  # 3
-            if job.configuration["jobID"] not in existing_keys:
-                self._create_job(batch, job)
-                crash.point("batch.job")
+        missing = [job for job in planned_jobs if job.configuration["jobID"] not in existing_keys]
+        for jobs in group_jobs(missing):  # 3
+            batch.create_jobs([(job.nodes(), job.priority) for job in jobs])
+            crash.point("batch.job")
         crash.point("batch.made")
         batch.set_jobs_made(len(planned_jobs))  # 4
         self._print_line(f"{batch.id}: {batch.message}")
 
     def _plan_jobs(self, batch: Batch) -> list[PlannedJob]:
         return list(plan_jobs(batch.submission, batch.id, self._work, self._fetcher))
-
-    def _create_job(self, batch: Batch, job: PlannedJob) -> None:
-        batch.create_job(job.configuration, job.priority, identifiers=job.identifiers, metadata=job.metadata)
 
     def _job_keys(self, batch: Batch) -> set[str]:
         """Return the keys of the jobs that already exist."""

@@ -1,4 +1,4 @@
-"""Makes the files of many jobs durable together, with one sync for all of them, and then moves each job on.
+"""Makes the files of many jobs durable together, with one sync for all of them, and then moves the jobs on.
 
 A job with a single file takes about five syncs, and a disk needs about as long for one sync as for those of a hundred
 jobs together.
@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ferryman.errors import FerrymanError
-from ferryman.intake import Job
+from ferryman.intake import Job, JobState
 from ferryman.storage import disk, files
 
 SYNC_SINGLY_MAX: Final = 12
@@ -23,7 +23,7 @@ SYNC_SINGLY_MAX: Final = 12
 once."""
 
 WAITING_MAX: Final = 128
-"""Maximum number of jobs waiting for a sync; threads that submit more have to wait."""
+"""Number of jobs waiting for a sync from which on threads that submit more have to wait."""
 
 
 class UnsyncedFiles(NamedTuple):
@@ -82,8 +82,10 @@ class FinishRequest(NamedTuple):
     steps: tuple[UnsyncedFiles, ...]
     run: Callable[[Callable[[], None]], bool]
     """Runs a function for the job and handles the errors it raises. Returns False if the function did not succeed."""
-    advance: Callable[[], None]
-    """Moves the job to its next state, after the last step."""
+    state: JobState
+    """State in which the work was done."""
+    result: Any
+    """Result of the work, with which the job moves on after the last step."""
 
 
 class Finisher:
@@ -91,10 +93,11 @@ class Finisher:
 
     1. Take all waiting jobs.
     2. Sync all files of their next steps at once and finish these steps; repeat until no job has a step left.
-    3. Move each job to its next state.
+    3. Move the jobs that are done to their next states, together.
 
     Jobs are submitted only after their files are written, so a slow job delays no others. A job whose lock was lost is
-    dropped. ``wake`` is called when there are jobs to take.
+    dropped. ``wake`` is called when there are jobs to take; ``advance`` moves jobs, and unlocks or hands on each of
+    them, also if it raises.
     """
 
     def __init__(self) -> None:
@@ -102,16 +105,18 @@ class Finisher:
         self._changed = threading.Condition()
         self._closed = False
         self.wake: Callable[[], None] = lambda: None
+        self.advance: Callable[[Sequence[FinishRequest]], None] = lambda requests: None
 
-    def submit(self, request: FinishRequest) -> None:
-        """Take over a job. Blocks while too many are waiting."""
+    def submit(self, *requests: FinishRequest) -> None:
+        """Take over jobs. Blocks while too many are waiting."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < WAITING_MAX or self._closed)
             is_closed = self._closed
             if not is_closed:
-                self._waiting.append(request)
+                self._waiting.extend(requests)
         if is_closed:
-            request.job.unlock()
+            for request in requests:
+                request.job.unlock()
         else:
             self.wake()
 
@@ -132,10 +137,10 @@ class Finisher:
         remaining, step = requests, 0
         try:
             while remaining:
-                for request in remaining:
-                    if len(request.steps) <= step:
-                        request.run(request.advance)
+                done = [request for request in remaining if len(request.steps) <= step]
                 remaining = [request for request in remaining if len(request.steps) > step]
+                if done:
+                    self.advance(done)
                 errors = sync([request.steps[step] for request in remaining]) if remaining else []
                 remaining = [
                     request
@@ -144,7 +149,7 @@ class Finisher:
                 ]
                 step += 1
         except BaseException:
-            for request in requests:
+            for request in remaining:
                 with suppress(FerrymanError):
                     request.job.unlock()
             raise

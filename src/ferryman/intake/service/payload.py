@@ -88,6 +88,10 @@ class PlannedJob(NamedTuple):
     identifiers: dict[str, Any]
     metadata: dict[str, Any]
 
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """Return the JSON nodes of the job, by name."""
+        return {"configuration": self.configuration, "identifiers": self.identifiers, "metadata": self.metadata}
+
 
 def has_payload(submission: Mapping[str, Any]) -> bool:
     """Return whether jobs are created from the submission. (If jobs are created through the API, the submission has no

@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ferryman import crash
 from ferryman.account.families import DocumentResult, FailedDelivery, document_results
 from ferryman.errors import FerrymanError, UsageError, describe, plain_text
 from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, StateError
+from ferryman.intake.job import Advance, advance_all, load_all
+from ferryman.intake.nodes import node_name
 from ferryman.intake.service.errors import TurnFailed
 from ferryman.intake.service.payload import MintedIdentifiers
 from ferryman.intake.service.stages import StageResult
 from ferryman.intake.source import collection_of, local_id_of, partition_of
+from ferryman.intake.store import COMMITS_AT_ONCE
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Jobs, Listed
 from ferryman.state.commands import queue_retry
@@ -43,6 +45,9 @@ REASONS_SHOWN: Final = 5
 RESCAN_S: Final = 5.0
 """Seconds until documents that a turn did not process, because the listing was incomplete, are listed again."""
 
+
+KEPT_DOCUMENTS: Final = 100
+"""Documents of a job up to which their listing is kept until the job is decided on; longer ones are read again."""
 
 GATHER_S: Final = 0.2
 """Seconds from the arrival of a job to the turn, so that jobs that arrive one after another share its commits."""
@@ -137,6 +142,8 @@ class ProcessingConsumer:
         """Job -> the job, for those that wait because another job of the same object is being processed."""
         self._locked_ids: dict[str, str] = {}
         """Job -> the local id that it has locked."""
+        self._documents: dict[str, ExpectedDocuments] = {}
+        """Locked job -> its documents, for jobs of few documents."""
         self._listed: set[str] = set()
         """Jobs that a complete turn has listed: there is nothing new to learn about them until something is due."""
         self._scan_at = 0.0
@@ -195,49 +202,62 @@ class ProcessingConsumer:
     # --- 1 ------------------------------------------------------------------------------------------------------------
 
     def _acquire(self) -> None:
-        for job in list(self._waiting.values()):
-            if self._lock_local_id(job):
-                self._held[job.id] = self._waiting.pop(job.id)
+        self._hold_unlocked(list(self._waiting.values()))
         free_places = self.free_places()
-        jobs: Iterator[Job]
         if self._jobs is None:
-            jobs = islice(self._queue.acquire_jobs(JobState.PROCESSING), free_places)
+            self._hold_or_wait(self._queue.acquire_many(JobState.PROCESSING, free_places))
         else:
-            jobs = self._jobs.take_processing(free_places)
-        for job in jobs:
-            self._hold_or_wait(job)
-            if self._stop.is_set() and self._jobs is None:
-                return
+            for jobs in self._jobs.take_processing(free_places):
+                self._hold_or_wait(jobs)
 
     def free_places(self) -> int:
         """Return how many more jobs can share the turn."""
         return max(0, self._turn_size.jobs - len(self._held) - len(self._waiting))
 
-    def _hold_or_wait(self, job: Job) -> None:
-        """Lock a job's object, or let the job wait for another job of the same object. A bad job fails alone."""
-        try:
-            job.load()  # a damaged node would make the whole listing incomplete
-            (self._held if self._lock_local_id(job) else self._waiting)[job.id] = job
-        except NodeInvalid as e:
-            self._queue.pass_over(job.id, f"{job.id}: {e}")
-            job.unlock()
-        except UsageError as e:  # no lock can have such a name
-            self._move(job, [plain_text(e)])
-        except FerrymanError:
-            raise
-        except Exception as e:
-            self._give_up(job, e)
+    def _hold_or_wait(self, jobs: Sequence[Job]) -> None:
+        """Lock the objects of jobs, or let jobs wait for other jobs of the same object. A bad job fails alone."""
+        self._waiting |= {job.id: job for job in jobs}  # unlocked at the end if an error ends this
+        loaded = []
+        for job, error in zip(jobs, load_all(self._queue.tree, jobs), strict=True):
+            if error is None:
+                loaded.append(job)
+            else:  # a damaged node would make the whole listing incomplete
+                self._queue.pass_over(job.id, f"{job.id}: {error}")
+                del self._waiting[job.id]
+                job.unlock()
+        self._hold_unlocked(loaded)
 
-    def _lock_local_id(self, job: Job) -> bool:
-        """Lock the job's local id. Returns False if another job of the same object is being processed."""
-        local = local_id_of(job.identifiers)
-        if not local:
-            return True
-        name = f"{local}_{collection_of(job)}"
-        if not self._queue.locks.lock("localid", name):
-            return False
-        self._locked_ids[job.id] = name
-        return True
+    def _hold_unlocked(self, jobs: Sequence[Job]) -> None:
+        """Process those of the waiting jobs whose objects nobody else processes."""
+        for job_id, is_locked in self._lock_local_ids(jobs).items():
+            if is_locked:
+                self._held[job_id] = self._waiting.pop(job_id)
+
+    def _lock_local_ids(self, jobs: Sequence[Job]) -> dict[str, bool]:
+        """Lock the local ids of jobs. Returns for each whether it was locked; not if another job of the same object is
+        being processed, or the job failed."""
+        is_locked: dict[str, bool] = {}
+        names: dict[str, str] = {}
+        for job in jobs:
+            try:
+                local = local_id_of(job.identifiers)
+                name = f"{local}_{collection_of(job)}"
+                if local:
+                    node_name(name)
+                    names[job.id] = name
+                is_locked[job.id] = not local
+            except UsageError as e:  # no lock can have such a name
+                self._fail(job, [plain_text(e)])
+            except FerrymanError:
+                raise
+            except Exception as e:
+                self._give_up(job, e)
+        locked = self._queue.locks.lock_all("localid", list(names.values()))
+        for (job_id, name), was_free in zip(names.items(), locked, strict=True):
+            is_locked[job_id] = was_free
+            if was_free:
+                self._locked_ids[job_id] = name
+        return is_locked
 
     def _retry_failures(self) -> None:
         """Retry earlier failures among the files of new jobs: once per job, and once more each time it is requeued,
@@ -250,10 +270,8 @@ class ProcessingConsumer:
                 note = Path(partition_of(job).list).parent / f"retry-{job.retry_count}"
                 if not note.exists():
                     notes[job.id] = note
-                    for name, source in self._sources.items():
-                        documents_by_source[name] |= {
-                            source.full_id(one.id): (one, job.id) for one in _documents(source, job)
-                        }
+                    for name, listed in self._documents_of(job).items():
+                        documents_by_source[name] |= {document: (one, job.id) for document, one in listed.items()}
         retried: set[str] = set()
         for name, documents in documents_by_source.items():
             results = self._results(name, documents)
@@ -275,12 +293,9 @@ class ProcessingConsumer:
             if job.id not in self._listed:
                 continue
             try:
-                expected[job.id] = {
-                    name: {source.full_id(one.id): one for one in _documents(source, job)}
-                    for name, source in self._sources.items()
-                }
+                expected[job.id] = self._documents_of(job)
             except NodeInvalid as e:
-                self._move(job, [f"{plain_text(e)} Download the job again."])
+                self._fail(job, [f"{plain_text(e)} Download the job again."])
             except FerrymanError:
                 raise
             except Exception as e:
@@ -289,21 +304,41 @@ class ProcessingConsumer:
             name: self._results(name, [document for each in expected.values() for document in each[name]])
             for name in self._sources
         }
+        delivered: list[tuple[Job, StageResult]] = []
         for job_id, by_source in expected.items():
             outcome = _outcome(by_source, results)
             if outcome is not None:
-                self._finish(self._held[job_id], outcome, by_source)
+                delivered += self._finish(self._held[job_id], outcome, by_source)
             elif not _are_known(by_source, results):
                 self._listed.discard(job_id)
                 self._scan_at = self._clock() + RESCAN_S
+        for first in range(0, len(delivered), COMMITS_AT_ONCE):
+            self._move_on(delivered[first : first + COMMITS_AT_ONCE])
         self._drop_lost()
+
+    def _documents_of(self, job: Job) -> ExpectedDocuments:
+        """Return the documents that the plan's sources list, or refuse, for a locked job.
+
+        Raises:
+            NodeInvalid: the job does not say where its files are.
+        """
+        found = self._documents.get(job.id)
+        if found is None:
+            partition = partition_of(job)
+            found = {
+                name: {source.full_id(one.id): one for one in source.listing(partition) if isinstance(one, Listed)}
+                for name, source in self._sources.items()
+            }
+            if sum(map(len, found.values())) <= KEPT_DOCUMENTS and job.id in self._held:
+                self._documents[job.id] = found
+        return found
 
     def _results(self, source: str, documents: Iterable[str]) -> dict[str, DocumentResult]:
         ids = list(documents)
         return document_results(self._state.root, self._state.plan, source, ids) if ids else {}
 
-    def _finish(self, job: Job, failures: list[str], by_source: ExpectedDocuments) -> None:
-        """Move a job on, with the identifiers minted for it."""
+    def _finish(self, job: Job, failures: list[str], by_source: ExpectedDocuments) -> Iterator[tuple[Job, StageResult]]:
+        """Yield the job and its result, with the identifiers minted for it, if it is to move on; otherwise fail it."""
         documents = [(source, document) for source, each in by_source.items() for document in each]
         try:
             identifiers = None if failures else self._minted.merge_identifiers(job, documents)
@@ -314,7 +349,10 @@ class ProcessingConsumer:
         except Exception as e:
             self._give_up(job, e)
             return
-        self._move(job, failures, identifiers)
+        if failures:
+            self._fail(job, failures)
+        else:
+            yield job, StageResult("delivered", values={} if identifiers is None else {"identifiers": identifiers})
 
     @contextmanager
     def _blame_jobs_for_faults(self) -> Iterator[None]:
@@ -340,40 +378,58 @@ class ProcessingConsumer:
     def _give_up(self, job: Job, error: Exception) -> None:
         """Fail one job because of an unforeseen error."""
         log.error("%s: a fault in Processing", job.id, exc_info=error)
-        self._move(job, [describe(error)])
+        self._fail(job, [describe(error)])
 
-    def _move(self, job: Job, failures: list[str], identifiers: dict[str, Any] | None = None) -> None:
+    def _fail(self, job: Job, failures: list[str]) -> None:
         crash.point("job.judged")
+        why = _join_first(failures, "; ")
+        self._print_line(f"{job.id}: failed in Processing: {why}")
+        self._waiting.pop(job.id, None)
         try:
-            if failures:
-                why = _join_first(failures, "; ")
-                self._print_line(f"{job.id}: failed in Processing: {why}")
-                job.fail(why, unlock=True)
-            elif self._jobs is None:
-                job.finish_processing("delivered", identifiers, unlock=True)
-            else:
-                self._forget(job)  # another thread continues with it
-                values = {} if identifiers is None else {"identifiers": identifiers}
-                self._jobs.advance(job, JobState.PROCESSING, StageResult("delivered", values=values), goes_on=False)
-                crash.point("minted.moved")
-                return
-        except NodeInvalid as e:
-            self._queue.pass_over(job.id, f"{job.id}: {e}")
-        except (LockLost, StateError) as e:
-            self._print_line(f"{job.id}: {e}")
+            job.fail(why, unlock=True)
+        except (NodeInvalid, LockLost, StateError) as e:
+            self._report_error(job, e)
         self._release(job)
+
+    def _move_on(self, moves: list[tuple[Job, StageResult]]) -> None:
+        """Move delivered jobs to the next state, together."""
+        for _ in moves:
+            crash.point("job.judged")
+        jobs = [job for job, _ in moves]
+        self._forget(*jobs)  # other threads continue with them
+        if self._jobs is None:
+            to = [Advance(job, result.message, values=result.values) for job, result in moves]
+            results: Sequence[object] = advance_all(self._queue.tree, to)
+        else:
+            results = self._jobs.advance_all(JobState.PROCESSING, moves, goes_on=False)
+        crash.point("minted.moved")
+        errors = [(job, e) for job, e in zip(jobs, results, strict=True) if isinstance(e, Exception)]
+        for job, error in errors:
+            self._report_error(job, error)
+            job.unlock()
+        for _, error in errors:
+            if not isinstance(error, NodeInvalid | LockLost | StateError):
+                raise error
+
+    def _report_error(self, job: Job, error: Exception) -> None:
+        if isinstance(error, NodeInvalid):
+            self._queue.pass_over(job.id, f"{job.id}: {error}")
+        else:
+            self._print_line(f"{job.id}: {error}")
 
     def _release(self, job: Job) -> None:
         self._forget(job)
         job.unlock()
 
-    def _forget(self, job: Job) -> None:
-        self._held.pop(job.id, None)
-        self._retries_checked.discard(job.id)
-        self._listed.discard(job.id)
-        name = self._locked_ids.pop(job.id, "")
-        if name:
-            self._queue.locks.unlock("localid", name)
+    def _forget(self, *jobs: Job) -> None:
+        """Forget jobs, and unlock their local ids."""
+        for job in jobs:
+            self._held.pop(job.id, None)
+            self._documents.pop(job.id, None)
+            self._retries_checked.discard(job.id)
+            self._listed.discard(job.id)
+        names = [self._locked_ids.pop(job.id) for job in jobs if job.id in self._locked_ids]
+        self._queue.locks.unlock_all("localid", names)
 
     def _drop_lost(self) -> None:
         """Drop jobs whose locks were lost, since other processes may be working on them."""
@@ -400,15 +456,6 @@ def _join_first(texts: list[str], separator: str) -> str:
     """Join the first ``REASONS_SHOWN`` texts, and append how many more there are."""
     rest = [f"and {len(texts) - REASONS_SHOWN} more"] if len(texts) > REASONS_SHOWN else []
     return separator.join([*texts[:REASONS_SHOWN], *rest])
-
-
-def _documents(source: Jobs, job: Job) -> list[Listed]:
-    """Return the documents that the source lists, or refuses, for a job.
-
-    Raises:
-        NodeInvalid: the job does not say where its files are.
-    """
-    return [one for one in source.listing(partition_of(job)) if isinstance(one, Listed)]
 
 
 ExpectedDocuments = dict[str, dict[str, Listed]]

@@ -8,6 +8,10 @@ that operators and other servers can act on them meanwhile. A free thread
 2. takes the lane's most urgent item; acquires it again if it is one that was to be tried again;
 3. works on it if the lane is open, and otherwise unlocks it.
 
+Items whose work is quick are polled for, taken and worked on in groups, whose changes of the queue are made together.
+Groups of a lane grow while all work in them is quick; as soon as some is not, they begin with one item again, so that
+slow work holds up few others.
+
 So a more urgent item in the queue is never passed over for one that waits here. A lane has as many threads at most as
 it was given, so that no kind of work can hold up another one. Items that need a slow host wait, unlocked, for a lane of
 their own.
@@ -63,6 +67,13 @@ acquisitions a second."""
 QUEUE_LOST_RETRY_S: Final = 1.0
 """Seconds between two attempts while the queue's server does not answer."""
 
+GROUP_ITEMS: Final = 32
+"""Largest group of items: their changes cost little more than those of one, and a more urgent item waits for no more
+than some tens of milliseconds."""
+
+GROUP_S: Final = 2.0
+"""Seconds in which a group is worked on if its work is as quick as it was expected to be."""
+
 GRACE_S: Final = 30.0
 """Seconds after a stop in which threads have to finish or release their items. Locks of those that still hang end with
 this process."""
@@ -79,6 +90,16 @@ class LaneWatch(NamedTuple):
     """Returns whether there is nothing, locked or not; this stays so until the watch fires."""
     poll_s: float = QUIET_POLL_S
     """Seconds from a poll that found nothing to the next one, unless the watch fires."""
+
+
+class GroupWork(NamedTuple):
+    """How a lane works on several items together."""
+
+    acquire: Callable[[AbstractSet[str], int], list[Any]]
+    """Acquires the most urgent items, except those with these ids, at most this many."""
+    work: Callable[[list[Any]], bool]
+    """Works on locked items, and unlocks them or hands them on, also if it raises. Returns whether the work on each of
+    them was quick."""
 
 
 class WorkLane:
@@ -106,6 +127,10 @@ class WorkLane:
         is_open: Callable[[], bool] = lambda: True,
     ) -> None:
         self.name, self.threads, self.acquire, self.work = name, threads, acquire, work
+        self.group: GroupWork | None = None
+        """How several items are worked on together, in place of ``acquire`` and ``work``."""
+        self.group_items = 1
+        """Number of items that are polled for, and worked on, together now."""
         self.slow, self.is_open, self.watching = slow, is_open, watch
         self.ready: list[tuple[Any, int, Any]] = []
         """Heap of (urgency, number, item) of locked items."""
@@ -202,21 +227,22 @@ class Scheduler:
 
     # --- items --------------------------------------------------------------------------------------------------------
 
-    def has_room(self, lane: WorkLane, waiting: int) -> bool:
-        """Return whether fewer than ``waiting`` items wait, locked, for a thread of the lane."""
-        return not self._closed and len(lane.ready) < waiting
+    def room(self, lane: WorkLane, waiting: int) -> int:
+        """Return how many more items may wait, locked, for a thread of the lane, if ``waiting`` may in all."""
+        return 0 if self._closed else max(0, waiting - len(lane.ready))
 
-    def put(self, lane: WorkLane, item: Any) -> bool:
-        """Add a locked item to a lane. Returns False after the end."""
+    def put(self, lane: WorkLane, *items: Any) -> bool:
+        """Add locked items to a lane. Returns False after the end."""
         with self._changed:
             if self._closed:
                 return False
-            heapq.heappush(lane.ready, (item.urgency, next(self._numbers), item))
+            for item in items:
+                heapq.heappush(lane.ready, (item.urgency, next(self._numbers), item))
             self._notify(lane, 0.0)
             return True
 
     def take(self, lane: WorkLane, count: int) -> list[Any]:
-        """Remove and return the most urgent items of a lane without threads that are still locked."""
+        """Remove the most urgent items of a lane, at most ``count``; return those that are still locked."""
         with self._changed:
             items = [heapq.heappop(lane.ready)[2] for _ in range(min(count, len(lane.ready)))]
         return [item for item in items if item.locked]
@@ -317,9 +343,17 @@ class Scheduler:
             if not lane.is_open():
                 self._put_back(lane, item)
                 return
-            lane.work(item)
+            if lane.group is None:
+                lane.work(item)
+                done = [item]
+            else:
+                done, item = [item, *self.take(lane, lane.group_items - 1)], None
+                began = self._clock()
+                is_quick = lane.group.work(done) and self._clock() - began <= GROUP_S
+                lane.group_items = min(2 * lane.group_items, GROUP_ITEMS) if is_quick else 1
             lane.has_lost_queue = False
-            self._forget_attempts(lane, item)
+            for one in done:
+                self._forget_attempts(lane, one)
         except TryLater as e:
             self.try_later(lane, item, e)
         except StopRequested:
@@ -369,18 +403,24 @@ class Scheduler:
             if lane.poll_at:  # it was not woken for a poll at once
                 lane.poll_at = lane.polled_at + poll_s if lane.poll_at == NEVER else lane.earliest_poll()
 
-    def _acquire(self, lane: WorkLane) -> Any:
+    def _acquire(self, lane: WorkLane) -> list[Any]:
         assert lane.acquire is not None
-        return lane.acquire(lane.waiting_ids) if lane.is_open() else None
+        if not lane.is_open():
+            return []
+        if lane.group is not None:
+            return lane.group.acquire(lane.waiting_ids, lane.group_items)
+        item = lane.acquire(lane.waiting_ids)
+        return [] if item is None else [item]
 
-    def _add_found(self, lane: WorkLane, item: Any) -> None:
+    def _add_found(self, lane: WorkLane, items: list[Any]) -> None:
         """End a poll. If an item was found, there may be more."""
-        if item is None:
+        if not items:
             self.end_poll(lane, lane.watching.poll_s)
             return
         with self._changed:
             lane.is_polling, lane.poll_at = False, 0.0
-            heapq.heappush(lane.ready, (getattr(item, "urgency", 0), next(self._numbers), item))
+            for item in items:
+                heapq.heappush(lane.ready, (getattr(item, "urgency", 0), next(self._numbers), item))
             self._notify(lane, 0.0)
 
     def _take_next(self, lane: WorkLane) -> Any:

@@ -25,7 +25,7 @@ from ferryman.intake.service.errors import StopRequested, TryLater
 from ferryman.intake.service.fetch import FetchedFile, Fetcher, check_file, fetch_in_parallel
 from ferryman.intake.service.finisher import UnsyncedFiles
 from ferryman.intake.service.manifest import ManifestEntry
-from ferryman.intake.service.payload import entries_of, inventory_fields, is_container, refuse_bad_names
+from ferryman.intake.service.payload import OBJECT_LIST, entries_of, inventory_fields, is_container, refuse_bad_names
 from ferryman.intake.service.reports import Callback
 from ferryman.intake.service.workspace import FULL_SHARE, Workspace
 from ferryman.storage import disk
@@ -81,9 +81,9 @@ class JobStage:
         """Return whether jobs in this state can be worked on at all now."""
         return True
 
-    def is_quick(self, job: Job, result: StageResult) -> bool:
-        """Return whether the work for a job about to enter this state takes only milliseconds: no server is contacted,
-        and little is written."""
+    def is_quick(self, job: Job) -> bool:
+        """Return whether the work for a job that is in this state, or about to enter it, takes only milliseconds: no
+        server is contacted, and little is written."""
         return False
 
     def work(self, job: Job) -> StageResult:
@@ -107,6 +107,9 @@ class Pending(JobStage):
     def __init__(self, work: Workspace, fetcher: Fetcher, callback: Callback, time_s: float = 0.0) -> None:
         self._work, self._fetcher, self._callback, self._time_s = work, fetcher, callback, time_s
 
+    def is_quick(self, job: Job) -> bool:
+        return OBJECT_LIST in job.configuration
+
     def work(self, job: Job) -> StageResult:
         refuse_bad_names(job)
         self._callback.check(job.configuration)
@@ -123,7 +126,7 @@ class Estimating(JobStage):
     def __init__(self, work: Workspace, fetcher: Fetcher) -> None:
         self._work, self._fetcher = work, fetcher
 
-    def is_quick(self, job: Job, result: StageResult) -> bool:
+    def is_quick(self, job: Job) -> bool:
         return all(e.size is not None or _is_local(e) for e in entries_of(job, self._work, self._fetcher))
 
     def work(self, job: Job) -> StageResult:
@@ -167,7 +170,7 @@ class Provisioning(JobStage):
         self._was_reported = not is_open
         return is_open
 
-    def is_quick(self, job: Job, result: StageResult) -> bool:
+    def is_quick(self, job: Job) -> bool:
         return True
 
     def work(self, job: Job) -> StageResult:
@@ -218,7 +221,7 @@ class Downloading(JobStage):
         self._work, self._fetcher, self._stop, self._fetches = work, fetcher, stop, fetches
         self._time_s, self._full = time_s, full
 
-    def is_quick(self, job: Job, result: StageResult) -> bool:
+    def is_quick(self, job: Job) -> bool:
         entries = entries_of(job, self._work, self._fetcher)
         is_small = len(entries) <= QUICK_FILES and all(map(_is_local, entries))
         return is_small and job.space_needed <= QUICK_BYTES and not is_container(job)
@@ -322,7 +325,7 @@ class Storing(JobStage):
     def __init__(self, queue: JobQueue, work: Workspace, keep: bool = True) -> None:
         self._queue, self._work, self._keep = queue, work, keep
 
-    def is_quick(self, job: Job, result: StageResult) -> bool:
+    def is_quick(self, job: Job) -> bool:
         files = job.inventory.get("files")
         return isinstance(files, int) and files <= QUICK_FILES
 
@@ -362,7 +365,7 @@ class Recording(JobStage):
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
 
-    def is_quick(self, job: Job, result: StageResult) -> bool:
+    def is_quick(self, job: Job) -> bool:
         return True
 
     def work(self, job: Job) -> StageResult:
@@ -387,7 +390,7 @@ class Notify(JobStage):
     def __init__(self, work: Workspace, callback: Callback) -> None:
         self._work, self._callback = work, callback
 
-    def is_quick(self, job: Job, result: StageResult) -> bool:
+    def is_quick(self, job: Job) -> bool:
         return not job.configuration.get("response_url")
 
     def work(self, job: Job) -> StageResult:

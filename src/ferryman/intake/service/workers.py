@@ -19,19 +19,30 @@ any other           fails: a fault that an operator should see; a full disk coun
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import Final, NamedTuple
 
+from ferryman import crash
 from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
 from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, QueueRefused, StateError
+from ferryman.intake.job import Advance, advance_all
 from ferryman.intake.nodes import state_path
 from ferryman.intake.service.errors import TryLater
 from ferryman.intake.service.finisher import Finisher, FinishRequest
 from ferryman.intake.service.hosts import SLOW_HOST_THREADS
 from ferryman.intake.service.isolation import CurrentWork, Isolation
-from ferryman.intake.service.scheduler import ERROR_PAUSE_S, QUIET_POLL_S, LaneWatch, PrintLine, Scheduler, WorkLane
+from ferryman.intake.service.scheduler import (
+    ERROR_PAUSE_S,
+    QUIET_POLL_S,
+    GroupWork,
+    LaneWatch,
+    PrintLine,
+    Scheduler,
+    WorkLane,
+)
 from ferryman.intake.service.stages import JobStage, StageResult
 from ferryman.intake.states import JOB
 from ferryman.storage.files import is_disk_full
@@ -40,9 +51,9 @@ FULL_DISK_RETRY_S: Final = 10.0
 """Seconds until a job is tried again after the disk was full."""
 
 RESERVE_JOBS: Final = 2
-"""Jobs a thread that may wait, locked, for the threads of a state: enough that none of them has to poll for its next
-job, few enough that other servers get the rest, and that little waits for its lock to end after a kill. Not in
-Processing, where at most as many are locked as share a turn."""
+"""Jobs a thread, or groups of the lane's present size, that may wait, locked, for the threads of a state: enough that
+none of them has to poll for its next job, few enough that other servers get the rest, and that little waits for its
+lock to end after a kill. Not in Processing, where at most as many are locked as share a turn."""
 
 NEXT_STATE: Final = {JobState.PENDING: JobState.ESTIMATING, **JOB.success}
 """State -> the next state when its work is done."""
@@ -60,7 +71,8 @@ class JobWorker:
 
     A job that has moved to its next state keeps its lock if possible: the thread that has moved it continues with it if
     the next work is quick; otherwise it waits in the lane of that state. If too many wait there, it is unlocked, and
-    whoever has time acquires the most urgent one.
+    whoever has time acquires the most urgent one. Jobs whose work is quick go through these states in groups: each move
+    of all of them is one change of the queue.
     """
 
     def __init__(
@@ -75,32 +87,32 @@ class JobWorker:
         self._queue, self._scheduler, self._finisher, self._print_line = queue, scheduler, finisher, print_line
         self._at_work, self._isolation = at_work, isolation
         self._places: dict[JobState, _Place] = {}
+        finisher.advance = self._advance_finished
         self.free_places: Callable[[], int] = _no_places
         """Returns how many jobs in Processing may wait, locked, for the plan; none while another process runs it."""
         self.processing = scheduler.add(
             WorkLane("Processing", 0, lambda _: None, lambda job: None, watch=self._lane_watch(JobState.PROCESSING))
         )
 
-    def take_processing(self, count: int) -> Iterator[Job]:
+    def take_processing(self, count: int) -> Iterator[list[Job]]:
         """Yield locked jobs in Processing, at most ``count``: those that were moved there here, then others."""
         taken = self._scheduler.take(self.processing, count)
         if taken and self._queue.tree.is_paused():
             for job in taken:
                 job.unlock()
             return
-        yield from taken
+        if taken:
+            yield taken
         count -= len(taken)
-        if not count or not self._scheduler.begin_poll(self.processing):
+        if not count or self._scheduler.stop.is_set() or not self._scheduler.begin_poll(self.processing):
             return
-        found = 0
+        found: list[Job] = []
         try:
-            for job in islice(self._queue.acquire_jobs(JobState.PROCESSING), count):
-                found += 1
-                yield job
-                if self._scheduler.stop.is_set():
-                    return
+            found = self._queue.acquire_many(JobState.PROCESSING, count)
         finally:
-            self._scheduler.end_poll(self.processing, QUIET_POLL_S if found < count else 0.0)
+            self._scheduler.end_poll(self.processing, QUIET_POLL_S if len(found) < count else 0.0)
+        if found:
+            yield found
 
     def wait_for_processing(self, timeout_s: float) -> bool:
         """Wait until there may be a job in Processing, or the end; at most ``timeout_s`` seconds. Returns whether one
@@ -135,6 +147,10 @@ class JobWorker:
             slow=slow_lane,
             is_open=is_open,
         )
+        lane.group = GroupWork(
+            lambda skip, count: self._queue.acquire_many(stage.state, count, skip),
+            lambda jobs: self._work_group(place, jobs),
+        )
         self._places[stage.state] = place = _Place(stage, self._scheduler.add(lane))
 
     def _lane_watch(self, state: JobState) -> LaneWatch:
@@ -144,19 +160,58 @@ class JobWorker:
 
         return LaneWatch(partial(self._queue.watch_jobs, state), is_empty)
 
-    def _work(self, place: _Place, job: Job) -> bool:
-        """Run a stage for a locked job, and move it on. Returns whether that succeeded."""
-        return self._attempt(place, job, lambda: self._finish(place, job, self._run_stage(place.stage, job)))
+    def _work_group(self, place: _Place, jobs: list[Job]) -> bool:
+        """Work on locked jobs whose work is quick together; on another one only alone, and leave the rest of these to
+        other threads. Returns whether the work on all of them was quick."""
+        quick = [job for job in jobs if self._is_quick(place.stage, job)]
+        others = [job for job in jobs if job not in quick]
+        rest = others if quick else others[1:]
+        if rest and not self._scheduler.put(place.lane, *rest):
+            for job in rest:
+                job.unlock()
+        self._work_all(place, quick or others[:1])
+        return not others
 
-    def _finish(self, place: _Place, job: Job, result: StageResult) -> None:
-        """Move a job on: at once, or when its files are durable."""
-        if not result.steps:
-            self.advance(job, place.stage.state, result)
-            return
-        request = FinishRequest(
-            job, result.steps, partial(self._attempt, place, job), lambda: self.advance(job, place.stage.state, result)
-        )
-        self._finisher.submit(request)
+    def _work(self, place: _Place, job: Job) -> None:
+        """Run a stage for a locked job, and move it on."""
+        self._work_all(place, [job])
+
+    def _work_all(self, place: _Place, jobs: Sequence[Job]) -> None:
+        """Run a stage for locked jobs, one after another, and move them on: at once, or when their files are
+        durable."""
+        results: dict[Job, StageResult] = {}
+        owned = set(jobs)  # which this thread unlocks if it cannot go on
+        try:
+            for job in jobs:
+                if not self._attempt(place, job, partial(self._run_stage, place.stage, job, results)):
+                    owned.discard(job)
+            unsynced = [
+                FinishRequest(job, result.steps, partial(self._attempt, place, job), place.stage.state, result)
+                for job, result in results.items()
+                if result.steps
+            ]
+            owned.difference_update(results)  # handed over, or unlocked by these calls
+            if unsynced:
+                self._finisher.submit(*unsynced)
+            self._advance_or_fail(place, [(job, result) for job, result in results.items() if not result.steps])
+        except BaseException:
+            for job in owned:
+                with suppress(FerrymanError):
+                    job.unlock()
+            raise
+
+    def _advance_finished(self, requests: Sequence[FinishRequest]) -> None:
+        """Move jobs on whose files are durable."""
+        by_state: dict[JobState, list[tuple[Job, StageResult]]] = defaultdict(list)
+        for request in requests:
+            by_state[request.state].append((request.job, request.result))
+        for state, moves in by_state.items():  # QueueLost in one of them: the locks of the others are lost, too
+            self._advance_or_fail(self._places[state], moves)
+
+    def _advance_or_fail(self, place: _Place, moves: Sequence[tuple[Job, StageResult]]) -> None:
+        for (job, _), error in zip(moves, self.advance_all(place.stage.state, moves), strict=True):
+            if error is not None:
+                self._attempt(place, job, partial(_raise, error))
 
     def _attempt(self, place: _Place, job: Job, do: Callable[[], None]) -> bool:
         """Do something for a job, and handle errors. Returns whether it succeeded."""
@@ -190,40 +245,73 @@ class JobWorker:
             self._scheduler.pause(place.lane, ERROR_PAUSE_S)
         return False
 
-    def _run_stage(self, stage: JobStage, job: Job) -> StageResult:
-        """Run a stage and return its result; in a child process if a process may have died of this job."""
-        if not stage.isolates:
-            return stage.work(job)
-        return self._at_work.run(job.id, lambda: stage.work(job), lambda: self._isolation.run_stage(job, stage.state))
+    def _run_stage(self, stage: JobStage, job: Job, results: dict[Job, StageResult]) -> None:
+        """Run a stage and add its result; in a child process if a process may have died of this job."""
+        results[job] = (
+            self._at_work.run(job.id, lambda: stage.work(job), lambda: self._isolation.run_stage(job, stage.state))
+            if stage.isolates
+            else stage.work(job)
+        )
 
-    def advance(self, job: Job, state: JobState, result: StageResult, *, goes_on: bool = True) -> None:
-        """Move a job from a state to the next one. ``goes_on``: this thread may do the next work itself if it is quick.
+    def advance_all(
+        self, state: JobState, moves: Sequence[tuple[Job, StageResult]], *, goes_on: bool = True
+    ) -> list[Exception | None]:
+        """Move locked jobs from a state to the next one, together. Returns for each the error that ``Job.set_status``
+        would raise; such a job stays locked if it was. The others are handed on or unlocked.
 
-        Raises as ``Job.set_status``.
+        Args:
+            goes_on: this thread may do the next work itself if it is quick.
+
+        Raises:
+            QueueLost: all of them were unlocked.
         """
         next_state = NEXT_STATE[state]
-        place = self._places.get(next_state)
-        is_quick = place is not None and place.stage.is_quick(job, result) and result.priority is None
-        continues_here = goes_on and place is not None and is_quick and self._is_open(place)
-        lane = self.lane_of(next_state)
-        keep_lock = continues_here or (lane is not None and self._has_room(lane))
-        for moved in (self.lane_of(state), lane):
-            if moved is not None:
-                moved.has_own_moves = True
-        keep_lock = job.advance(
-            result.message,
-            priority=result.priority,
-            values=result.values,
-            space_needed=result.space_needed,
-            keep_lock=keep_lock,
-        )
-        if result.obsolete_file is not None:
-            result.obsolete_file.unlink(missing_ok=True)
-        if place is not None and keep_lock and continues_here:
-            self._work(place, job)
-        elif lane is not None and not (keep_lock and self._scheduler.put(lane, job)):
-            job.unlock()
-            self._scheduler.wake(lane, at_once=True)
+        place, lane = self._places.get(next_state), self.lane_of(next_state)
+        results: list[bool | Exception] = []
+        try:
+            quick = [
+                place is not None and result.priority is None and self._is_quick(place.stage, job)
+                for job, result in moves
+            ]
+            is_open = goes_on and place is not None and any(quick) and self._is_open(place)
+            continuing = {job for (job, _), is_quick in zip(moves, quick, strict=True) if is_open and is_quick}
+            room = self._room(lane, all_quick=all(quick))
+            waiting = {job for job, _ in [move for move in moves if move[0] not in continuing][:room]}
+            for moved in (self.lane_of(state), lane):
+                if moved is not None:
+                    moved.has_own_moves = True
+            results += advance_all(
+                self._queue.tree,
+                [
+                    Advance(job, r.message, r.priority, r.values, r.space_needed, job in continuing or job in waiting)
+                    for job, r in moves
+                ],
+            )
+        except BaseException:
+            for job, _ in moves:
+                with suppress(FerrymanError):
+                    job.unlock()
+            raise
+        crash.point("jobs.moved")
+        kept = []
+        for at, (job, result) in enumerate(moves):
+            try:
+                if result.obsolete_file is not None and not isinstance(results[at], Exception):
+                    result.obsolete_file.unlink(missing_ok=True)
+            except OSError as e:
+                results[at] = e
+            if results[at] is True:
+                kept.append(job)
+        if lane is not None:
+            ready = [job for job in kept if job in waiting]
+            is_put = not ready or self._scheduler.put(lane, *ready)
+            for job in [] if is_put else ready:
+                job.unlock()
+            if not is_put or False in results:
+                self._scheduler.wake(lane, at_once=True)
+        if place is not None and (jobs := [job for job in kept if job in continuing]):
+            self._work_all(place, jobs)
+        return [each if isinstance(each, Exception) else None for each in results]
 
     def lane_of(self, state: JobState) -> WorkLane | None:
         if state is JobState.PROCESSING:
@@ -233,13 +321,28 @@ class JobWorker:
     def _is_open(self, place: _Place) -> bool:
         return not self._scheduler.stop.is_set() and place.stage.is_open()
 
-    def _has_room(self, lane: WorkLane) -> bool:
-        waiting = self.free_places() if lane is self.processing else RESERVE_JOBS * lane.threads
-        return self._scheduler.has_room(lane, waiting)
+    def _is_quick(self, stage: JobStage, job: Job) -> bool:
+        """Return whether a stage's work on a job is quick; not if that cannot be found out, which its work will
+        report."""
+        try:
+            return stage.is_quick(job)
+        except Exception:
+            return False
+
+    def _room(self, lane: WorkLane | None, *, all_quick: bool) -> int:
+        """Return how many more jobs may wait in a lane, locked."""
+        if lane is None:
+            return 0
+        reserve = RESERVE_JOBS * lane.threads * (lane.group_items if all_quick else 1)
+        return self._scheduler.room(lane, self.free_places() if lane is self.processing else reserve)
 
     def _fail(self, place: _Place, job: Job, why: str) -> None:
         self._print_line(f"{job.id}: failed in {place.stage.state}: {why}")
         job.fail(why, unlock=True)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _no_places() -> int:

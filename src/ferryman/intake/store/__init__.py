@@ -9,7 +9,9 @@ from typing import Final
 
 from ferryman.intake.errors import QueueRefused
 from ferryman.intake.store.base import (
+    COMMITS_AT_ONCE,
     Check,
+    Commit,
     Conflict,
     ConflictReason,
     Create,
@@ -23,7 +25,9 @@ from ferryman.intake.store.base import (
 )
 
 __all__ = [
+    "COMMITS_AT_ONCE",
     "Check",
+    "Commit",
     "Conflict",
     "ConflictReason",
     "Create",

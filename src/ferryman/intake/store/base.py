@@ -95,6 +95,19 @@ class Check:
 Op = Create | Set | Delete | Check
 
 
+class Commit(NamedTuple):
+    """Operations that take effect together or not at all; see ``Store.commit``."""
+
+    ops: Sequence[Op]
+    session: int | None = None
+    read_after: Sequence[str] = ()
+
+
+COMMITS_AT_ONCE: Final = 64
+"""Commits that a store takes together at most: other processes wait for a few milliseconds at most, and a request to
+ZooKeeper stays small."""
+
+
 class ConflictReason(enum.StrEnum):
     """Reasons why a commit was refused."""
 
@@ -117,6 +130,10 @@ class Conflict(FerrymanError):
 
 class SessionLost(FerrymanError):
     """The session that a commit names has ended, and the commit changed nothing."""
+
+
+CommitResult = list[StoredNode | None] | Conflict | SessionLost
+"""Result of one of several commits: the nodes that were read after it, or why it was refused."""
 
 
 class Watch(Protocol):
@@ -156,15 +173,25 @@ class Store(Protocol):
                 effect; any others are repeated until the result is known.
         """
 
+    def commit_all(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """Make several commits, in this order: each takes effect or is refused by itself, but together they cost little
+        more than one. After a crash, any first ones of them may have taken effect.
+
+        Returns for each commit what ``commit`` returns, or the ``Conflict`` or ``SessionLost`` that it raises.
+
+        Raises:
+            QueueLost: the server was lost. Each commit may have taken effect or not.
+        """
+
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
         """Read the nodes at these paths in one call; None for nodes that do not exist."""
 
     def children(self, path: str, prefix: str = "") -> list[str]:
         """Return the sorted names of a node's children that begin with ``prefix``; none if the node does not exist."""
 
-    def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
+    def unlocked_entries(self, folder: str, items: str, at_once: int = 1) -> Iterator[str]:
         """Yield the children of a folder, sorted, that seem to be unlocked. They are named ``05-ID``; the lock of such
-        a child is ``items/ID/lock``.
+        a child is ``items/ID/lock``. ``at_once``: how many of them the caller takes before it tries to lock them.
 
         The result is a hint that may be a second old. To acquire a child, create its lock and check that the child
         exists in one commit. An exhausted iterator has yielded every child that existed and was not locked when it was
@@ -187,6 +214,17 @@ class Store(Protocol):
 
     def close(self) -> None:
         """End the session, which removes its ephemeral nodes."""
+
+
+def commit_singly(store: Store, commits: Sequence[Commit]) -> list[CommitResult]:
+    """Make commits one by one; returns as ``Store.commit_all``."""
+    results: list[CommitResult] = []
+    for each in commits:
+        try:
+            results.append(store.commit(each.ops, session=each.session, read_after=each.read_after))
+        except (Conflict, SessionLost) as e:
+            results.append(e)
+    return results
 
 
 # URLs of queues on ZooKeeper.

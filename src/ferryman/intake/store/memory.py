@@ -12,7 +12,20 @@ from typing import Final
 from weakref import WeakSet
 
 from ferryman.intake.nodes import lock_of_entry, name_of, parent_of
-from ferryman.intake.store.base import Check, Conflict, ConflictReason, Create, Delete, Op, SessionLost, Set, StoredNode
+from ferryman.intake.store.base import (
+    Check,
+    Commit,
+    CommitResult,
+    Conflict,
+    ConflictReason,
+    Create,
+    Delete,
+    Op,
+    SessionLost,
+    Set,
+    StoredNode,
+    commit_singly,
+)
 
 
 @dataclass
@@ -98,6 +111,9 @@ class MemoryStore:
             self._tree.report_change()
             return self.read(read_after)
 
+    def commit_all(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        return commit_singly(self, commits)
+
     def _apply(self, index: int, op: Op, session: int, undo: list[Callable[[], object]]) -> None:
         nodes = self._tree.nodes
         if isinstance(op, Create):
@@ -156,7 +172,7 @@ class MemoryStore:
             node = self._tree.nodes.get(path)
             return [name for name in node.names if name.startswith(prefix)] if node else []
 
-    def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
+    def unlocked_entries(self, folder: str, items: str, at_once: int = 1) -> Iterator[str]:
         for name in self.children(folder):
             if lock_of_entry(items, name) not in self._tree.nodes:
                 yield name

@@ -21,7 +21,20 @@ from weakref import WeakSet, ref
 from ferryman.errors import FerrymanError
 from ferryman.intake.errors import QueueLost, QueueRefused
 from ferryman.intake.nodes import name_of, parent_of
-from ferryman.intake.store.base import Check, Conflict, ConflictReason, Create, Delete, Op, SessionLost, Set, StoredNode
+from ferryman.intake.store.base import (
+    COMMITS_AT_ONCE,
+    Check,
+    Commit,
+    CommitResult,
+    Conflict,
+    ConflictReason,
+    Create,
+    Delete,
+    Op,
+    SessionLost,
+    Set,
+    StoredNode,
+)
 
 ENTRIES_AT_ONCE: Final = 64
 """Entries of a state that one statement reads at most: the last one is still recent when the caller tries its lock."""
@@ -93,15 +106,51 @@ class SqliteStore:
 
     def _commit(self, ops: Sequence[Op], session: int | None, read_after: Sequence[str]) -> list[StoredNode | None]:
         with self._write_transaction():
-            if session is not None and not self._session_is_alive(session):
-                self._lease.mark_lost(session)
-                raise SessionLost(f"{self.url}: the session has ended")
-            for index, op in enumerate(ops):
-                self._apply(index, op, session or 0)
-            # Watches are notified now, but can read the file only after this is committed.
-            changed = [op.path for op in ops if isinstance(op, Create | Delete)]
-            self._watches.notify([*changed, *map(parent_of, changed)])
+            self._apply_all(ops, session)
+            self._notify_watches(ops)
             return [self._read_alive(path) for path in read_after]
+
+    def _apply_all(self, ops: Sequence[Op], session: int | None) -> None:
+        if session is not None and not self._session_is_alive(session):
+            self._lease.mark_lost(session)
+            raise SessionLost(f"{self.url}: the session has ended")
+        for index, op in enumerate(ops):
+            self._apply(index, op, session or 0)
+
+    def _notify_watches(self, ops: Iterable[Op]) -> None:
+        """Notify watches within a transaction: they can read the file only after it is committed."""
+        changed = [op.path for op in ops if isinstance(op, Create | Delete)]
+        self._watches.notify({*changed, *map(parent_of, changed)})
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        if self._monotonic() >= self._next_reap:
+            self._reap_dead()
+        results = self._commit_all(commits)
+        if any(isinstance(each, Conflict) for each in results) and self._reap_dead():
+            refused = [at for at, each in enumerate(results) if isinstance(each, Conflict)]
+            for at, again in zip(refused, self._commit_all([commits[at] for at in refused]), strict=True):
+                results[at] = again  # the conflict was with a dead session's node, perhaps
+        return results
+
+    def _commit_all(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """Make the commits in few transactions, each commit behind a savepoint of its own."""
+        results: list[CommitResult] = []
+        for first in range(0, len(commits), COMMITS_AT_ONCE):
+            with self._write_transaction():
+                ops: list[Op] = []
+                for each in commits[first : first + COMMITS_AT_ONCE]:
+                    self._connection.execute("SAVEPOINT one")
+                    try:
+                        self._apply_all(each.ops, each.session)
+                    except (Conflict, SessionLost) as e:
+                        self._connection.execute("ROLLBACK TO one")
+                        results.append(e)
+                    else:
+                        ops += each.ops
+                        results.append([self._read_alive(path) for path in each.read_after])
+                    self._connection.execute("RELEASE one")
+                self._notify_watches(ops)
+        return results
 
     def _apply(self, index: int, op: Op, session: int) -> None:
         run = self._connection.execute
@@ -228,13 +277,13 @@ class SqliteStore:
         with self._lock, translate_errors(self.path):
             return [name for (name,) in self._connection.execute(f"{query} ORDER BY name", values)]
 
-    def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
+    def unlocked_entries(self, folder: str, items: str, at_once: int = 1) -> Iterator[str]:
         """Search along the index; locked entries are stepped over, and later ones are not read. Each statement reads
         twice as many entries as the one before, since a caller that wants one may skip thousands."""
         query = f"""SELECT name FROM node AS entry WHERE parent = ? AND name > ? AND NOT EXISTS (
             SELECT 1 FROM node WHERE parent = ? || substr(entry.name, instr(entry.name, '-') + 1)
             AND name = 'lock' AND (owner = 0 OR {_OWNER_IS_ALIVE})) ORDER BY name LIMIT ?"""
-        after, count = "", 1
+        after, count = "", min(at_once, ENTRIES_AT_ONCE)
         while True:
             with self._lock, translate_errors(self.path):
                 values = (folder, after, f"{items}/", self._boot, self._monotonic(), count)

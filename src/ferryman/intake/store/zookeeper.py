@@ -13,16 +13,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from ferryman.intake.errors import QueueLost, QueueRefused
 from ferryman.intake.nodes import DIGITS, lock_of_entry, name_of, parent_of
 from ferryman.intake.store.base import (
+    COMMITS_AT_ONCE,
     Address,
     Check,
+    Commit,
+    CommitResult,
     Conflict,
     ConflictReason,
     Create,
@@ -32,6 +36,7 @@ from ferryman.intake.store.base import (
     Set,
     StoredNode,
     Tls,
+    commit_singly,
     parse_address,
 )
 
@@ -41,6 +46,12 @@ another."""
 
 READ_AT_ONCE: Final = 256
 """Reads that are sent together; twice as many may be in flight."""
+
+REQUEST_BYTES: Final = 256 << 10
+"""Approximate size, in bytes, up to which commits share a request; servers refuse those near 1 MiB."""
+
+OP_BYTES: Final = 64
+"""Bytes of an operation in a request, beside its path and its data."""
 
 NUMBERS_AT_ONCE: Final = 400
 """Numbers that are skipped in one multi-operation."""
@@ -133,15 +144,87 @@ class ZooKeeperStore:
                 raise self._queue_error(e) from e
             else:
                 self._raise_conflict(ops, results)
-                self._note_commit(ops, new_locks)
-                try:
-                    nodes = self._collect(pending_reads)
-                except exceptions.ConnectionLoss:
-                    return self.read(read_after)
-                for path, node in zip(read_after, nodes, strict=True):
-                    if node is not None and node.owner == session and path in new_locks:
-                        new_locks[path].creation = node.creation
-                return nodes
+                return self._finish_commit(Commit(ops, session, read_after), new_locks, pending_reads)
+
+    def _finish_commit(
+        self, commit: Commit, new_locks: Mapping[str, OwnLock], pending_reads: list[Any]
+    ) -> list[StoredNode | None]:
+        """Return the nodes that are read after a commit; remember its locks."""
+        from kazoo import exceptions
+
+        self._note_commit(commit.ops, new_locks)
+        try:
+            nodes = self._collect(pending_reads)
+        except exceptions.ConnectionLoss:
+            return self.read(commit.read_after)
+        for path, node in zip(commit.read_after, nodes, strict=True):
+            if node is not None and node.owner == commit.session and path in new_locks:
+                new_locks[path].creation = node.creation
+        return nodes
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """Send many commits as one multi-operation; if it is refused, send those before the one that was to blame, then
+        those after it."""
+        results: dict[int, CommitResult] = {}
+        for chunk in _split_commits(commits):
+            results |= self._commit_together({at: commits[at] for at in chunk})
+        return [results[at] for at in range(len(commits))]
+
+    def _commit_together(self, commits: Mapping[int, Commit]) -> dict[int, CommitResult]:
+        """Make commits of one session, in one request if possible. Returns position -> result."""
+        from kazoo import exceptions
+
+        results: dict[int, CommitResult] = {}
+        remaining = dict(commits)
+        for at, commit in commits.items():
+            try:
+                self._refuse_other_creation(commit.ops)
+            except Conflict as e:
+                results[at] = e
+                del remaining[at]
+        size = len(remaining)
+        while remaining:
+            chunk = dict(islice(remaining.items(), size))
+            merged = Commit(
+                [op for commit in chunk.values() for op in commit.ops],
+                next(iter(chunk.values())).session,
+                [path for commit in chunk.values() for path in commit.read_after],
+            )
+            new_locks = {op.path: OwnLock() for op in merged.ops if isinstance(op, Create) and op.ephemeral}
+            try:
+                answers, _ = self._send(merged.ops, merged.session, (), new_locks)
+                self._raise_conflict(merged.ops, answers)
+                pending_reads = self._send_reads(merged.read_after, new_locks)  # not sooner: a refused one has many
+            except Conflict as e:
+                at, index = _find_operation(chunk, e.index)
+                results[at] = Conflict(index, e.path, e.reason)
+                del remaining[at]
+                size = list(chunk).index(at) or max(1, size // 2)  # those before it are fine; it may be one of many
+            except SessionLost as e:
+                return results | dict.fromkeys(remaining, e)
+            except (exceptions.SessionExpiredError, exceptions.ConnectionLoss, exceptions.ConnectionClosedError):
+                return results | self._commit_after_loss(remaining)
+            except exceptions.KazooException as e:
+                raise self._queue_error(e) from e
+            else:
+                nodes = iter(self._finish_commit(merged, new_locks, pending_reads))
+                results |= {at: [next(nodes) for _ in commit.read_after] for at, commit in chunk.items()}
+                remaining = {at: commit for at, commit in remaining.items() if at not in chunk}
+                size *= 2
+        return results
+
+    def _commit_after_loss(self, commits: Mapping[int, Commit]) -> dict[int, CommitResult]:
+        """Make those commits that did not take effect before the connection was lost."""
+        self._wait_for_connection()
+        results: dict[int, CommitResult] = {}
+        for at, commit in commits.items():
+            if commit.session is not None and self.session() != commit.session:
+                results[at] = SessionLost(f"{self.url}: the session has ended")
+            elif self._took_effect(commit.ops, commit.session):
+                results[at] = self.read(commit.read_after)
+            else:
+                (results[at],) = commit_singly(self, [commit])
+        return results
 
     def _send(
         self, ops: Sequence[Op], session: int | None, read_after: Sequence[str], new_locks: Mapping[str, OwnLock]
@@ -166,15 +249,18 @@ class ZooKeeperStore:
                     if session is not None and client_id[0] != session:
                         raise SessionLost(f"{self.url}: the session has ended")
                     sent = transaction.commit_async()
-                    pending_reads = [
-                        self._client.get_async(path, watch=partial(self._lose, path, new_locks[path]))
-                        if path in new_locks
-                        else self._client.get_async(path)
-                        for path in read_after
-                    ]
+                    pending_reads = self._send_reads(read_after, new_locks)
                     break
             self._wait_for_connection()  # whether the session survives is known only once reconnected
         return list(sent.get()), pending_reads
+
+    def _send_reads(self, paths: Sequence[str], new_locks: Mapping[str, OwnLock]) -> list[Any]:
+        return [
+            self._client.get_async(path, watch=partial(self._lose, path, new_locks[path]))
+            if path in new_locks
+            else self._client.get_async(path)
+            for path in paths
+        ]
 
     def _lose(self, path: str, lock: OwnLock, event: Any) -> None:
         """Record that a lock is gone, or after a lost connection, that it may be."""
@@ -337,13 +423,14 @@ class ZooKeeperStore:
         except exceptions.NoNodeError:
             return []
 
-    def unlocked_entries(self, folder: str, items: str) -> Iterator[str]:
+    def unlocked_entries(self, folder: str, items: str, at_once: int = 1) -> Iterator[str]:
         """Yield each name of a listing once: the caller tries its lock, and does not try it again within a second.
 
         Once a try has failed, there may be thousands of locked items, whose locks are then checked together.
         """
         listing = self._listings.setdefault(folder, FolderListing())
         has_failed, is_last_listing = False, False
+        tried: list[str] = []
         if listing.is_old():
             names = self._list_entries(folder)
             listing.renew(names)
@@ -355,8 +442,11 @@ class ZooKeeperStore:
             if name is not None:
                 lock = lock_of_entry(items, name)
                 if lock not in self._own_locks:
+                    tried.append(lock)
                     yield name
-                    has_failed |= lock not in self._own_locks
+                    if len(tried) >= at_once:
+                        has_failed |= any(lock not in self._own_locks for lock in tried)
+                        tried.clear()
             elif is_last_listing:
                 return
             else:
@@ -414,6 +504,37 @@ class ZooKeeperStore:
         if name in ("NoAuthError", "AuthFailedError", "InvalidACLError", "SessionClosedRequireSaslError"):
             return QueueRefused(f"{self.url}: the servers refuse access ({name}): give user:password@ of this queue.")
         return QueueLost(f"{self.url}: {name}: {str(error) or 'no server answers'}. Is ZooKeeper running there?")
+
+
+def _split_commits(commits: Sequence[Commit]) -> Iterator[list[int]]:
+    """Yield the positions of commits that may share a request: of one session, few enough, and not too large. A commit
+    that creates numbered nodes gets a request of its own."""
+    chunk: list[int] = []
+    size = reads = 0
+    for at, commit in enumerate(commits):
+        commit_size = sum(OP_BYTES + len(op.path) + len(getattr(op, "data", b"")) for op in commit.ops)
+        is_numbered = any(isinstance(op, Create) and op.numbered for op in commit.ops)
+        fits = size + commit_size <= REQUEST_BYTES and reads + len(commit.read_after) <= READ_AT_ONCE
+        is_full = not fits or len(chunk) == COMMITS_AT_ONCE or is_numbered
+        if chunk and (is_full or commit.session != commits[chunk[0]].session):
+            yield chunk
+            chunk, size, reads = [], 0, 0
+        chunk.append(at)
+        size, reads = size + commit_size, reads + len(commit.read_after)
+        if is_numbered:
+            yield chunk
+            chunk, size, reads = [], 0, 0
+    if chunk:
+        yield chunk
+
+
+def _find_operation(commits: Mapping[int, Commit], index: int) -> tuple[int, int]:
+    """Return (position of the commit, index in it) of an operation of commits that share a request."""
+    for at, commit in commits.items():
+        if index < len(commit.ops):
+            return at, index
+        index -= len(commit.ops)
+    raise IndexError(index)
 
 
 class OwnLock:
@@ -591,10 +712,12 @@ class FolderListing:
                 self._checked, size = self._next + len(free), min(2 * size, CHECKED_MAX)
 
     def add(self, name: str) -> None:
-        """Add a name that this store has just created."""
+        """Add a name that this store has just created, unless it is listed already."""
         with self._lock:
             self._held.pop(name, None)
-            insort(self._entries, name, lo=self._next)
+            at = bisect_left(self._entries, name, lo=self._next)
+            if name not in self._entries[at : at + 1]:
+                self._entries.insert(at, name)
 
 
 # Watches of a ZooKeeper store: all watches of a node share one at the servers, which stays until it fires.
