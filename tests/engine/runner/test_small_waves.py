@@ -50,7 +50,7 @@ def run(world: PlanWorld, cores: int = 2, **options: Any) -> tuple[Any, int]:
         return world.run(runner=runner, **options), len(starts)
 
 
-@pytest.mark.rule("scan.early")
+@pytest.mark.rule("wave.small")
 def test_few_documents_do_without_spark(place: Path, corpus: Path) -> None:
     """New, changed and deleted ones; the steps run in other processes than the driver's."""
     world = PlanWorld(place).build(counting(place / "calls", "step"), not_in(os.getpid()), source=Files(str(corpus)))
@@ -98,6 +98,7 @@ def test_many_pending_rows_are_for_spark(place: Path, corpus: Path, monkeypatch:
     assert run(world)[1] == 1
 
 
+@pytest.mark.rule("wave.small")
 def test_a_step_that_ends_its_process(place: Path, corpus: Path) -> None:
     """Spark takes over, which knows what to do about such a document; all others are delivered."""
 
@@ -110,6 +111,7 @@ def test_a_step_that_ends_its_process(place: Path, corpus: Path) -> None:
     assert (summary.delivered, summary.rejected + summary.failed, starts) == (FILES - 1, 1, 1)
 
 
+@pytest.mark.rule("wave.small")
 def test_a_destination_that_ends_its_process_harms_no_other(place: Path, corpus: Path) -> None:
     """What another destination is sent meanwhile is not in doubt, although it is sent at most once."""
     sending, died = place / "sending", place / "died"
@@ -181,6 +183,7 @@ def test_more_cores_than_helper_processes(place: Path, corpus: Path) -> None:
     assert (summary.delivered, starts) == (FILES, 1)
 
 
+@pytest.mark.rule("wave.small")
 @pytest.mark.parametrize(
     ("master", "conf", "environment", "expected"),
     [
