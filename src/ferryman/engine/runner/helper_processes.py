@@ -38,7 +38,7 @@ class HelperProcesses(Runner):
         self._lock = threading.Lock()
         self._at_work = 0
         """Calls of ``process`` whose tasks are running."""
-        self._retired = self._killed = False
+        self._retired = self._ended = False
 
     @property
     def slots(self) -> int:
@@ -73,7 +73,7 @@ class HelperProcesses(Runner):
                 return [each.result() for each in futures]
             except BaseException as e:  # do not wait for the others
                 pool.shutdown(wait=False, cancel_futures=True)
-                self.end()
+                self._kill()
                 if isinstance(e, Exception):
                     return None
                 raise
@@ -90,7 +90,7 @@ class HelperProcesses(Runner):
             answers = self._process(task, items)
             if answers is not None:
                 return answers
-            if self._killed:
+            if self._ended:
                 raise WorkerDied("the run has ended")
             return self._fallback.submit(task, items).result()
 
@@ -147,7 +147,11 @@ class HelperProcesses(Runner):
 
     def end(self) -> None:
         """Kill the processes, whatever they are doing."""
-        self._retired = self._killed = True
+        self._ended = True
+        self._kill()
+
+    def _kill(self) -> None:
+        self._retired = True
         if self._server is not None:
             self._server.end()
 
