@@ -73,7 +73,9 @@ def test_a_run_counts(plan: Path) -> None:
     assert (new["commits"], unchanged["commits"]) == (7, 3)
     assert new["syncs"] <= 60
     assert unchanged["syncs"] <= 13
-    assert unchanged["modules"] <= 710
+    assert unchanged["modules"] <= 690
+    preview = counts_of("preview", plan, "--state", plan.parent / "elsewhere")
+    assert (preview["heavy"], preview["processes"], preview["syncs"]) == ([], 1, 0)
     status = counts_of("status", plan, "--state", plan.parent / "state")
     assert (status["heavy"], status["processes"], status["commits"], status["syncs"]) == ([], 0, 0, 0)
     assert status["modules"] <= 590

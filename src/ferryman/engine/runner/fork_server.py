@@ -27,10 +27,8 @@ preloaded = [
     "ferryman.engine.keyed.update",
     "ferryman.engine.scan.phase",
     "ferryman.engine.transform.isolation",
-    "pandas",
 ]
-"""Modules that children need, and pandas, which pyarrow loads in each child that makes an array. Others that are added
-here are loaded once, not in each child."""
+"""Modules that children need. Others that are added here are loaded once, not in each child."""
 
 _ONE_THREAD: Final = {
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
