@@ -68,7 +68,7 @@ class _ReportingLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
-            module.__spec__.loader = module.__loader__ = self._loader  # its resources are found by these
+            module.__spec__.loader = self._loader  # its resources are found by it
         self._loader.exec_module(module)
         api = getattr(sys.modules.get("pyarrow.lib"), "_pandas_api", None)
         with contextlib.suppress(ImportError, AttributeError):  # a version of one that the other does not know
