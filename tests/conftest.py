@@ -47,6 +47,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_fork_server_ahead() -> None:
+    """A command that a test calls in this process would start one, which nobody takes where a runner is given."""
+    from ferryman.engine.runner import fork_server
+
+    fork_server.start_ahead = lambda: None
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Callable[[str], Server]]:
     """``server("opensearch")``: a running server of this worker's own. See the docstring of tests/servers."""

@@ -24,6 +24,11 @@ SCAN_WAVES: Final = 8
 """Waves that a scan should have: the parts that run alone, the first one's steps and the last one's delivery, are small
 then."""
 
+SMALL_DOCUMENTS: Final = 20_000
+SMALL_BYTES: Final = 64 * MIB
+"""Documents, and their bytes, of a wave that is processed without Spark on one machine: helper processes need less time
+for them than Spark takes to start."""
+
 MAX_PENDING_BYTES: Final = 4 * WAVE_BYTES
 """Bytes that may be pending in the outbox while a scan continues: a destination that is unavailable for a day must not
 have the whole source copied to the disk."""

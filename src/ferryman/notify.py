@@ -15,14 +15,12 @@ import os
 import shlex
 import shutil
 import signal
-import smtplib
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from email.message import EmailMessage
 from hashlib import blake2b
 from math import inf
 from typing import Any, Final
@@ -32,9 +30,7 @@ import duckdb
 import msgspec
 
 from ferryman import crash, limits
-from ferryman.destinations.webhook import signature_headers, signing_key
 from ferryman.errors import StateDamaged
-from ferryman.net.http import Http, NotSent, Unanswered, expand_variables
 from ferryman.plan.plan import NotifyTarget
 from ferryman.records.rows import DOCUMENTS, LEDGER, reason_of
 from ferryman.state.state import NOTIFIED, State
@@ -216,6 +212,9 @@ def send(target: NotifyTarget, digest: Digest) -> None:
 
 def _post(target: NotifyTarget, body: bytes) -> None:
     """POST it, signed like a webhook; a repeated digest has the same id."""
+    from ferryman.destinations.webhook import signature_headers, signing_key  # most runs notify nobody
+    from ferryman.net.http import Http, NotSent, Unanswered
+
     id = blake2b(body, digest_size=16).hexdigest()
     headers = {"content-type": "application/json", "idempotency-key": id}
     secret = target.secret
@@ -240,6 +239,11 @@ def _mail(target: NotifyTarget, digest: Digest) -> None:
 
     Without a server: by ``sendmail``, or to this machine's port 25.
     """
+    import smtplib  # most runs notify nobody
+    from email.message import EmailMessage
+
+    from ferryman.net.http import expand_variables
+
     addresses, _, query = target.to[len("mailto:") :].partition("?")
     options = {name: expand_variables(values[-1], target.redacted) for name, values in parse_qs(query).items()}
     if unknown := options.keys() - {"server", "from", "user", "password"}:

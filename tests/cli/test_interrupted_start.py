@@ -38,6 +38,12 @@ def processes(mark: str) -> list[int]:
     return found
 
 
+def is_jvm(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    return False
+
+
 STUCK = """
 import pathlib
 import threading
@@ -58,12 +64,21 @@ plan.source("docs", Memory([{"id": "a", "raw": b"x"}])).step("wait", wait).desti
 
 
 @contextlib.contextmanager
-def running(folder: Path, plan: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def running(folder: Path, plan: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A run of this plan, and the mark of its processes; none of them is left at the end."""
     (folder / "plan.py").write_text(plan)
     mark = f"FERRYMAN_TEST_{uuid.uuid4().hex}"
     run = subprocess.Popen(
-        [sys.executable, "-m", "ferryman.cli", "run", str(folder / "plan.py"), "--state", str(folder / "state")],
+        [
+            sys.executable,
+            "-m",
+            "ferryman.cli",
+            "run",
+            str(folder / "plan.py"),
+            "--state",
+            str(folder / "state"),
+            *options,
+        ],
         env={**os.environ, mark: "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -80,18 +95,18 @@ def running(folder: Path, plan: str) -> Iterator[tuple[str, subprocess.Popen[byt
 @pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], 2))
 def test_no_process_is_left(tmp_path: Path, number: signal.Signals) -> None:
     """The signal comes as soon as the JVM has been started."""
-    with running(tmp_path, PLAN) as (mark, run):
-        wait_until(lambda: len(processes(mark)) > 1, "Spark was not started")
+    with running(tmp_path, PLAN, "--master", "local[2]") as (mark, run):
+        wait_until(lambda: any(map(is_jvm, processes(mark))), "Spark was not started")
         run.send_signal(number)
         assert run.wait(timeout=600) == 130
         wait_until(lambda: not processes(mark), "a process is left")
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("times", sampled([2, 1], 2))
-def test_no_process_is_left_of_a_step_that_hangs(tmp_path: Path, times: int) -> None:
-    """Workers too; twice is at once."""
-    with running(tmp_path, STUCK.replace("FOLDER", repr(str(tmp_path)))) as (mark, run):
+@pytest.mark.parametrize(("times", "master"), [(1, "local[*]"), *sampled([(2, "local[2]"), (1, "local[2]")], 2)])
+def test_no_process_is_left_of_a_step_that_hangs(tmp_path: Path, times: int, master: str) -> None:
+    """Workers too, and the helper processes in their place; twice is at once."""
+    with running(tmp_path, STUCK.replace("FOLDER", repr(str(tmp_path))), "--master", master) as (mark, run):
         wait_until((tmp_path / "reached").exists, "the step was not reached")
         for _ in range(times):
             run.send_signal(signal.SIGTERM)

@@ -46,6 +46,7 @@ def serve(path: str) -> None:
         importlib.import_module(name)
     from ferryman.cli.app import root_command
     from ferryman.engine import driver
+    from ferryman.engine.runner import fork_server
     from ferryman.testing.inprocess import InProcess
 
     @contextlib.contextmanager
@@ -56,6 +57,7 @@ def serve(path: str) -> None:
 
     root_command()
     driver.open_runner = in_process  # type: ignore[assignment]
+    fork_server.start_ahead = lambda: None  # nobody takes it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

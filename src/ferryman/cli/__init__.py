@@ -7,7 +7,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    from ferryman.cli.app import load_ledger, start
+    from ferryman.cli.app import start
+    from ferryman.cli.lazy_pandas import defer_pandas
 
-    load_ledger(sys.argv[1:])
+    defer_pandas()
     sys.exit(start(sys.argv[1:]))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from types import ModuleType
+from collections.abc import Callable
 from typing import Annotated, Any, cast
 
 import typer
@@ -211,36 +208,3 @@ def _report_usage(raised: Exception) -> None:
         return
     message = message.replace(": Value error, ", ": ")  # pydantic's prefix, by which typer checks
     print_error(f"{message} `{path} --help` lists what it accepts.")
-
-
-# --- a quick start for verbs that only query the ledger ---
-
-LEDGER_VERBS = {
-    **dict.fromkeys(("status", "deliveries", "history", "retry", "fsck"), "ferryman.account.queries"),
-    "queue": "ferryman.queues",
-}
-"""Verb that needs no Spark -> the module it needs."""
-
-
-class _NoPandas(MetaPathFinder):
-    """Makes every import of pandas fail."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        if name == "pandas":
-            raise ImportError("pandas is not needed here, and takes a second to load", name=name)
-
-
-def load_ledger(args: list[str]) -> None:
-    """Import the ledger without pandas, if the verb is in ``LEDGER_VERBS``.
-
-    Importing pyarrow imports pandas wherever it is installed, which is half of the time that `status` takes. pyarrow
-    never retries a failed import, so this is only for a process that does nothing else. A plan file may still import
-    pandas itself.
-    """
-    if args[:1] and args[0] in LEDGER_VERBS and "--help" not in args:
-        finder = _NoPandas()
-        sys.meta_path.insert(0, finder)
-        try:
-            importlib.import_module(LEDGER_VERBS[args[0]])
-        finally:
-            sys.meta_path.remove(finder)

@@ -326,6 +326,7 @@ def _run_with_progress(
     Raises:
         typer.Exit: with 130, when the user interrupts; a message says how to continue.
     """
+    from ferryman.engine.runner import fork_server
     from ferryman.observe import logging_to, progress_observer
 
     for warning in plan.check():
@@ -336,6 +337,7 @@ def _run_with_progress(
         try:
             with progress_observer(sys.stderr, verbose, *log) as plain, logging_to(plain, verbose):
                 observer = _CommandCompleter(plain, typed)
+                _start_helpers(options.get("master", ""))
                 from ferryman.engine.summary import FlowSummary
                 from ferryman.operations import (
                     run as run_operation,
@@ -355,12 +357,23 @@ def _run_with_progress(
         except BaseException:
             if not interrupt.requested:
                 raise
+        finally:
+            fork_server.end_ahead()
         if interrupt.requested:
             interrupt.print_note(
                 "interrupted: nothing is lost. Run the same command again: it first sends what was committed."
             )
             raise typer.Exit(CODE)
     return summary
+
+
+def _start_helpers(master: str) -> None:
+    """Have helper processes loaded while this process loads its own modules, if sources will be read in them."""
+    from ferryman.engine.runner import fork_server
+    from ferryman.engine.runner.on_demand import cores_of
+
+    if cores_of(master) is not None and "pyspark" not in sys.modules:
+        fork_server.start_ahead()
 
 
 class _CommandCompleter(Forwarding):

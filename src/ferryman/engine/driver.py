@@ -14,7 +14,7 @@ from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.class_sharing import make_in_background
 from ferryman.engine.runner.java import check_java
 from ferryman.engine.runner.launch import Launch
-from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of
+from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of, is_default
 from ferryman.engine.settings import SparkSettings
 from ferryman.errors import EngineError, FerrymanError, UsageError
 from ferryman.observe import Observer
@@ -123,7 +123,7 @@ def open_runner(
     On this machine, one of ours starts when the first task needs it.
 
     Args:
-        start_early: start it in the background now, since a task will need it.
+        start_early: start it in the background as soon as it is likely that a task will need it.
 
     Raises:
         UsageError: Spark cannot be started like this, or the given session was stopped.
@@ -167,9 +167,10 @@ def open_runner(
             yield start()
             return
         check_java()
-        with OnDemandRunner(start, cores, conf, announce, launch.abort) as on_demand:
+        small_waves = is_default(master, conf, os.environ)
+        with OnDemandRunner(start, cores, conf, announce, launch.abort, small_waves=small_waves) as on_demand:
             if start_early and not queries:  # a session is active only in the thread that made it
-                on_demand.start_early()
+                on_demand.expect_work()
             yield on_demand
     if on_demand.early is None:
         make_in_background()

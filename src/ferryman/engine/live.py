@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -88,27 +88,32 @@ class ProgressReader:
 
     def make_folder(self) -> str:
         """Make a folder for the tasks of a phase that is followed later; "" if the observer shows no progress."""
-        if not self.observer.wants_live:
-            return ""
+        return self._make_folder() if self.observer.wants_live else ""
+
+    def _make_folder(self) -> str:
         self._phases += 1
         folder = self._folder / str(self._phases)
         folder.mkdir(parents=True)
         return str(folder)
 
     @contextlib.contextmanager
-    def follow(self, folder_name: str | None = None) -> Iterator[str]:
+    def follow(self, folder_name: str | None = None, on_count: Callable[[int], None] | None = None) -> Iterator[str]:
         """Read progress in a thread while a phase runs; yields the folder for its tasks, "" if nothing is shown.
 
         Args:
             folder_name: result of ``make_folder``, if the tasks are running already.
+            on_count: called now and then in that thread, with the number of documents so far.
         """
-        name = self.make_folder() if folder_name is None else folder_name
+        if folder_name is None:
+            name = self._make_folder() if on_count is not None else self.make_folder()
+        else:
+            name = folder_name
         if not name:
             yield ""
             return
         folder = Path(name)
         stop = threading.Event()
-        thread = threading.Thread(target=self._poll, args=(folder, stop), name="ferryman-live", daemon=True)
+        thread = threading.Thread(target=self._poll, args=(folder, stop, on_count), name="ferryman-live", daemon=True)
         thread.start()
         try:
             yield name
@@ -119,11 +124,14 @@ class ProgressReader:
             self._offsets.clear()
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _poll(self, folder: Path, stop: threading.Event) -> None:
+    def _poll(self, folder: Path, stop: threading.Event, on_count: Callable[[int], None] | None) -> None:
         while not stop.wait(_READ_EVERY_S):
-            self._read_all(folder)
+            documents = self._read_all(folder)
+            if on_count is not None:
+                on_count(documents)
 
-    def _read_all(self, folder: Path) -> None:
+    def _read_all(self, folder: Path) -> int:
+        """Pass on what tasks have reported, and return their number of documents."""
         documents = done = total = 0
         with contextlib.suppress(OSError):
             for path in sorted(folder.iterdir()):
@@ -135,6 +143,7 @@ class ProgressReader:
         if total:
             self.observer.live_bytes(done, total)
         self.observer.live(documents)
+        return documents
 
     def _report_errors(self, path: Path) -> None:
         with open(path, encoding="utf-8") as file:

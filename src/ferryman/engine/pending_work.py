@@ -126,8 +126,13 @@ class Backlog:
         self._max_bytes = limits.MAX_PENDING_BYTES if max_bytes is None else max_bytes
 
     @property
+    def bytes(self) -> int:
+        """Return the bytes of pending rows on the disk."""
+        return self._pending_bytes().total()
+
+    @property
     def too_large(self) -> bool:
-        return sum(self._pending_bytes().values()) > self._max_bytes
+        return self.bytes > self._max_bytes
 
     def describe(self, ending: bool) -> str:
         """Return why no more documents are read, and what to do.

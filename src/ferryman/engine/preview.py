@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ferryman import limits
 from ferryman.account.queries import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
 from ferryman.engine.bill import count_calls
@@ -250,6 +251,7 @@ class PreviewRun:
         self._report_scan(preview, detection)
         self._observer.phase(detection.snapshot.wave + 1, "transform")
         task = self._task(detection.snapshot.wave + 1)
+        self._runner.start(small=limit <= limits.SMALL_DOCUMENTS)
         if detection.picked is None:
             splits += detection.unread_entries.splits
             samples, unread = sample_sources(

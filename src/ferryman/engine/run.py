@@ -253,6 +253,7 @@ class Run:
             self._mirrors.start()
         actions = []
         if state.wave > state.settled:
+            self._expect_pending()
             settled = settle(state, state.wave, self._run_tasks)
             actions.append(f"settled wave {state.wave} ({settled.delivered} deliveries were recorded)")
         actions += recover_once_wave(state, self._run_tasks, self._transform.rebuild)
@@ -269,6 +270,13 @@ class Run:
         state.clear_staging()
         if actions:
             self._add_message(f"recovered: {'; '.join(actions)}")
+
+    def _expect_pending(self) -> None:
+        """Have the runner ready for the rows of the last driver's wave."""
+        rows = self._pending.row_count()
+        self._runner.note_work(rows)
+        if _is_small(rows, self._backlog.bytes):
+            self._runner.start(small=True)
 
     # -- a scan ----------------------------------------------------------------------------------
 
@@ -358,7 +366,7 @@ class Run:
             ends_scan: it is the last wave of a scan, whose commit includes what the sources remember of it.
         """
         number = self._state.wave + 1
-        self._runner.start()
+        self._runner.start(small=next_batch is None and _is_small(batch.rows, batch.bytes))
         self._observer.phase(number, "transform")
         self._observer.expects(batch.rows)
         staged, positions = self._transform.run(number, batch)
@@ -472,6 +480,8 @@ class Run:
         """
         number = self._state.wave + 1
         self._commit(number, [], positions)
+        if rows := self._pending.row_count():
+            self._runner.start(small=_is_small(rows, self._backlog.bytes))
         return self._deliver_and_settle(number)
 
     # -- the end ---------------------------------------------------------------------------------
@@ -504,6 +514,11 @@ class Run:
         """Report a line, which may begin with ``WARNING``, and keep it for the summary, without that."""
         self._summary.messages.append(text.removeprefix(WARNING))
         self._observer.message(text)
+
+
+def _is_small(documents: int, size: int) -> bool:
+    """Return whether a wave of so many documents and bytes may do without Spark."""
+    return documents <= limits.SMALL_DOCUMENTS and size <= limits.SMALL_BYTES
 
 
 def background_mirrors(state: State) -> BackgroundMirrors | None:

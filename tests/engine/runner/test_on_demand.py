@@ -158,8 +158,8 @@ def test_a_source_that_kills_the_process_that_reads_it(place: Path, corpus: Path
     assert run(trial) == ([], 1)
 
 
-def test_steps_never_run_beside_spark(place: Path, corpus: Path) -> None:
-    """They have its processes, its retries and its limits."""
+def test_steps_run_on_spark_where_somebody_has_said_how_it_is_to_run(place: Path, corpus: Path) -> None:
+    """They have its processes, its retries and its limits. A scan without changes calls none."""
     calls = place / "calls"
     trial = PlanWorld(place).build(counting(calls, "step"), source=Files(str(corpus)))
     run(trial)

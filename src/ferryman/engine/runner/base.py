@@ -84,8 +84,17 @@ class Runner(Protocol):
         """Return what runs tasks that call no step and only read, before there are executors; None: there are some."""
         return None
 
-    def start(self) -> None:
-        """Start the executors, if there are none yet; otherwise the first ``submit`` waits for them."""
+    def note_work(self, documents: int) -> None:
+        """Note how many documents there are to process as far as it is known, from any thread: executors that take long
+        to start may be started meanwhile."""
+        return
+
+    def start(self, *, small: bool = False) -> None:
+        """Start the executors, if there are none yet; otherwise the first ``submit`` waits for them.
+
+        Args:
+            small: the tasks that follow have so little to do that they may do without executors.
+        """
         return
 
 

@@ -75,6 +75,10 @@ class ForkServer:
         """Return the environment variables of a child that starts now."""
         return dict(os.environ if self._environment is None else self._environment)
 
+    def set_environment(self, environment: Mapping[str, str]) -> None:
+        """Set the environment variables of children that start from now on."""
+        self._environment = environment
+
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -139,6 +143,38 @@ def fork_server() -> ForkServer:
         if server is None or not server.alive:
             server = _servers[os.getpid()] = ForkServer()
         return server
+
+
+_ahead: Final[list[ForkServer]] = []
+"""The fork server that was started ahead of its first use, if there is one."""
+
+
+def start_ahead() -> None:
+    """Start a fork server that ``take_server`` will return: it loads its modules while this process loads its own."""
+    if not _ahead:
+        with contextlib.suppress(OSError):  # who needs one reports it
+            _ahead.append(ForkServer())
+
+
+def take_server(environment: Mapping[str, str]) -> ForkServer:
+    """Return a fork server of the caller's own, with this environment for its children: the one that was started ahead,
+    or a new one.
+
+    Raises:
+        OSError: none can be started.
+    """
+    while _ahead:
+        server = _ahead.pop()
+        if server.alive:
+            server.set_environment(environment)
+            return server
+    return ForkServer(environment)
+
+
+def end_ahead() -> None:
+    """End the fork server that was started ahead, if nobody has taken it."""
+    while _ahead:
+        _ahead.pop().end()
 
 
 def _import_path() -> list[str]:

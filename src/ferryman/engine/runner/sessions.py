@@ -36,6 +36,7 @@ from ferryman.engine.runner.class_sharing import java_options
 from ferryman.engine.runner.java import check_java
 from ferryman.engine.runner.launch import INTERRUPTED, Launch, name_user, workers_python
 from ferryman.engine.runner.masters import check_master
+from ferryman.engine.runner.on_demand import DEFAULT_MASTER
 from ferryman.engine.runner.spark_errors import describe_spark_error
 from ferryman.errors import EngineError, UsageError
 
@@ -49,8 +50,6 @@ _DEPLOY_MODE: Final = "spark.submit.deployMode"
 _LOCAL_DIR: Final = "spark.local.dir"
 _CONNECT: Final = "SPARK_CONNECT_MODE_ENABLED"
 """Variable that PySpark sets for the rest of the process: every session is one of Connect."""
-
-DEFAULT_MASTER: Final = "local[*]"
 
 _SESSION_EXISTS: Final = "the Spark session is used that this program has already"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import pickle
 import re
 import threading
@@ -36,7 +35,7 @@ from ferryman.engine.runner.base import (
 )
 from ferryman.engine.runner.sessions import expose_session, is_alive, was_stopped
 from ferryman.engine.runner.spark_errors import describe_spark_error, describe_yarn_end, pack_errors, unpack_error
-from ferryman.engine.runner.worker import ImportPath, check_descriptors
+from ferryman.engine.runner.worker import ImportPath, check_descriptors, tune_process
 from ferryman.errors import EngineError, FerrymanError, OutOfMemory, WorkerDied, describe, plain_text
 from ferryman.plan.calls import dumps
 
@@ -109,7 +108,7 @@ class SparkRunner(Runner):
                 with pack_errors(), check_descriptors(), treat_memory_errors_as_deaths():
                     path.apply()
                     answer = task(pickle.loads(pickled[number]))
-                _prepare_worker()
+                tune_process()
                 yield number, pickle.dumps(answer)
 
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -144,7 +143,7 @@ class SparkRunner(Runner):
             with pack_errors(), check_descriptors(), treat_memory_errors_as_deaths():
                 path.apply()
                 answer = task(number, batches)
-            _prepare_worker()
+            tune_process()
             yield _answer_batch(number, pickle.dumps(answer))
 
         with self._convert_errors(frame=True):
@@ -198,18 +197,6 @@ def _yarn_application(spark: Any) -> str:
 def _describe_stop(application: str) -> str:
     why = f" {describe_yarn_end(application)}" if application else ""
     return f"The Spark session was stopped in the middle of the run, by this program or from outside.{why} {_RUN_AGAIN}"
-
-
-@functools.cache
-def _prepare_worker() -> None:
-    """Tune a worker once, when its modules are loaded.
-
-    PySpark collects garbage after each task, which takes 60 ms for all modules, so they are frozen. Arrow's own
-    allocator returns memory and gets it cleared again for each file, which takes a sixth of the time of delivering.
-    """
-    gc.collect()
-    gc.freeze()
-    pa.set_memory_pool(pa.system_memory_pool())
 
 
 def _answer_batch(number: int, answer: bytes) -> pa.RecordBatch:

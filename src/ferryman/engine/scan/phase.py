@@ -96,7 +96,8 @@ class ScanPhase:
         for note in self._memories.begin(prepare=not only_pending):
             self._report(note)
         kept = self._memories.kept(folder)
-        with self._progress.follow() as live:
+        count = self._runner.note_work if self._runner.early is not None else None
+        with self._progress.follow(on_count=count) as live:
             listings = list_sources(
                 state.plan,
                 self._pickled_plan,

@@ -1,0 +1,110 @@
+"""What a command does at its start, and a run that has little to do: counts, which must not creep up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLAN = """
+from ferryman import Plan
+from ferryman.destinations import Null
+from ferryman.sources import Files
+
+plan = Plan("start")
+plan.source("files", Files({folder!r})).step("same", lambda doc: doc).destination("nowhere", Null())
+"""
+
+COUNTING = """
+import json, os, subprocess, sys
+
+counts = {"syncs": 0, "commits": 0, "processes": 0}
+
+def counted(name, function):
+    def call(*args, **options):
+        counts[name] += 1
+        return function(*args, **options)
+    return call
+
+os.fsync = counted("syncs", os.fsync)
+subprocess.Popen.__init__ = counted("processes", subprocess.Popen.__init__)
+
+from ferryman.cli import main
+from ferryman.storage.delta import DeltaLog
+
+DeltaLog.commit = counted("commits", DeltaLog.commit)
+out = os.dup(1)
+os.dup2(2, 1)
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = [name for name in ("pandas", "pyspark", "deltalake", "sqlalchemy") if name in sys.modules]
+os.write(out, json.dumps({**counts, "heavy": heavy, "modules": len(sys.modules)}).encode())
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    (tmp_path / "docs").mkdir()
+    for n in range(3):
+        (tmp_path / "docs" / f"{n}.txt").write_text(f"document {n}")
+    (tmp_path / "plan.py").write_text(PLAN.format(folder=str(tmp_path / "docs")))
+    return tmp_path / "plan.py"
+
+
+def counts_of(*args: str | Path) -> dict[str, Any]:
+    """Run a command in a process of its own, and return what its driver has done."""
+    done = subprocess.run([sys.executable, "-c", COUNTING, *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    counts: dict[str, Any] = json.loads(done.stdout)
+    return counts
+
+
+def test_a_run_counts(plan: Path) -> None:
+    """Three new documents, then nothing new: one process beside the driver, from which the helpers are forked."""
+    new, unchanged = (counts_of("run", plan, "--state", plan.parent / "state") for _ in range(2))
+    assert (new["heavy"], unchanged["heavy"]) == ([], [])
+    assert (new["processes"], unchanged["processes"]) == (1, 1)
+    assert (new["commits"], unchanged["commits"]) == (7, 3)
+    assert new["syncs"] <= 60
+    assert unchanged["syncs"] <= 13
+    assert unchanged["modules"] <= 690
+    preview = counts_of("preview", plan, "--state", plan.parent / "elsewhere")
+    assert (preview["heavy"], preview["processes"], preview["syncs"]) == ([], 1, 0)
+    status = counts_of("status", plan, "--state", plan.parent / "state")
+    assert (status["heavy"], status["processes"], status["commits"], status["syncs"]) == ([], 0, 0, 0)
+    assert status["modules"] <= 590
+
+
+PANDAS = """
+import sys
+from types import ModuleType
+from ferryman.cli.lazy_pandas import defer_pandas
+
+defer_pandas()
+import pyarrow as pa
+own = ModuleType("ferryman.own")
+exec("import pyarrow as pa\\ndef array(values): return pa.array(values)", own.__dict__)
+assert own.array([1, None]).null_count == 1
+assert "pandas" not in sys.modules
+{use}
+assert not any(type(each).__module__ == "ferryman.cli.lazy_pandas" for each in sys.meta_path)
+import pandas as pd
+for array in (pa.array, own.array):
+    assert array(pd.Series([1.0, float("nan")])).null_count == 1
+assert pa.Table.from_pandas(pd.DataFrame({{"n": [1]}})).num_rows == 1
+assert type(pd.__spec__.loader).__name__ == "SourceFileLoader"
+"""
+
+
+@pytest.mark.parametrize(
+    "use", ["import pandas", "from pandas.api import types", "__import__('pandas')", "pa.array([1]).to_pandas()"]
+)
+def test_pandas_is_there_for_others(use: str) -> None:
+    """Only Ferryman's own calls of pyarrow do without."""
+    subprocess.run([sys.executable, "-c", PANDAS.format(use=use)], check=True)
