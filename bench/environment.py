@@ -15,10 +15,15 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from bench.harness import ROOT, print_progress
+from tests.servers.java import copy_artifact
+
+from bench.harness import ROOT, empty_folder, print_progress
 
 PINS: Final = ROOT / "requirements" / "bench.txt"
 TEXT_PINS: Final = ROOT / "requirements" / "bench-text.txt"
+PEERS_PINS: Final = ROOT / "requirements" / "bench-peers.txt"
+"""Programs that load tables, and those that make indexes of vectors."""
+_MB: Final = {TEXT_PINS: 900, PEERS_PINS: 1000}
 PLACE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferryman"
 
 
@@ -29,7 +34,7 @@ def python(pins: Path = PINS) -> Path:
     folder = PLACE / pins.stem / digest
     command, done = folder / "bin" / "python", folder / "done"
     if not done.exists():
-        print_progress(f"    making {folder}: some {900 if pins == TEXT_PINS else 150} MB …")
+        print_progress(f"    making {folder}: some {_MB.get(pins, 150)} MB …")
         for old in folder.parent.glob("*"):
             shutil.rmtree(old)
         uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
@@ -40,10 +45,20 @@ def python(pins: Path = PINS) -> Path:
     return command
 
 
-def packages() -> Path:
+def packages(pins: Path = PINS) -> Path:
     """Return the folder of its packages."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return python().parents[1] / "lib" / version / "site-packages"
+    return python(pins).parents[1] / "lib" / version / "site-packages"
+
+
+def jars(name: str, coordinates: str) -> list[Path]:
+    """Return the jar of an artifact of Maven's (``group:name:version:jar``), kept by this name."""
+    place = PLACE / name
+    if not (place / "done").exists():
+        print_progress(f"    getting {coordinates} from Maven …")
+        copy_artifact(coordinates, empty_folder(place))
+        (place / "done").touch()
+    return sorted(place.glob("*.jar"))
 
 
 def _run(*command: str | Path) -> None:
