@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.servers.java import copy_artifact
+from tests.servers.java import PLUGIN, run_maven
 
 from bench.harness import ROOT, empty_folder, print_progress
 
@@ -25,6 +25,17 @@ PEERS_PINS: Final = ROOT / "requirements" / "bench-peers.txt"
 """Programs that load tables, and those that make indexes of vectors."""
 _MB: Final = {TEXT_PINS: 900, PEERS_PINS: 1000}
 PLACE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferryman"
+
+
+_POM: Final = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>ferryman</groupId><artifactId>bench</artifactId><version>1</version>
+  <dependencies>
+    {dependencies}
+  </dependencies>
+</project>
+"""
 
 
 @cache
@@ -51,14 +62,21 @@ def packages(pins: Path = PINS) -> Path:
     return python(pins).parents[1] / "lib" / version / "site-packages"
 
 
-def jars(name: str, coordinates: str) -> list[Path]:
-    """Return the jar of an artifact of Maven's (``group:name:version:jar``), kept by this name."""
+def jars(name: str, dependencies: str) -> list[Path]:
+    """Return the jars of dependencies, elements of a pom, and of all that they need, from Maven; kept by the name."""
     place = PLACE / name
     if not (place / "done").exists():
-        print_progress(f"    getting {coordinates} from Maven …")
-        copy_artifact(coordinates, empty_folder(place))
+        print_progress(f"    getting {name} from Maven …")
+        (empty_folder(place) / "pom.xml").write_text(_POM.format(dependencies=dependencies))
+        run_maven(f"{PLUGIN}:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=jars", folder=place)
         (place / "done").touch()
-    return sorted(place.glob("*.jar"))
+    return sorted((place / "jars").glob("*.jar"))
+
+
+def artifact(coordinates: str) -> str:
+    """Return the dependency on ``group:name:version``."""
+    parts = zip(("groupId", "artifactId", "version"), coordinates.split(":"), strict=True)
+    return f"<dependency>{''.join(f'<{name}>{value}</{name}>' for name, value in parts)}</dependency>"
 
 
 def _run(*command: str | Path) -> None:

@@ -2,8 +2,8 @@
 
 All split the same pages in the same way and embed with the same function, a model from a wheel, 64 texts a request. Its
 calls are counted: they are what people pay for. The stages: cold, unchanged, 1 % of the pages with another paragraph,
-the whole folder copied beside itself, and a cold start killed once half of the texts were asked for, then run again
-until all is right. After each stage the index is compared with the truth.
+1 % deleted, the whole folder copied beside itself, and a cold start killed once half of the texts were asked for, then
+run again until all is right. After each stage the index is compared with the truth.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -80,6 +80,11 @@ class Pages:
             first, *others = path.read_text().split("\n\n")
             path.write_text("\n\n".join([f"New words for {path.stem}", f"{first} changed", *others]))
 
+    def delete(self) -> None:
+        """Delete one page in a hundred."""
+        for path in sorted(self.folder.rglob("*.txt"))[1::SHARE]:
+            path.unlink()
+
     def copy(self) -> None:
         """Put a copy of all pages beside them."""
         shutil.copytree(self.folder / "pages", self.folder / "copies")
@@ -115,13 +120,12 @@ class Indexer(NamedTuple):
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     count = min(sizes.files // 10, MOST)
-    place = folder / "retrieval"
-    for own, other, what in indexers():
-        yield from trip(own, other, what, place, count, sizes.rounds)
+    for what, indexers in groups().items():
+        yield from trip(what, indexers, folder / "retrieval", count, sizes.rounds)
 
 
-def indexers() -> list[tuple[Indexer, Indexer, str]]:
-    """Return the pairs: Ferryman, the other program, and what the row says of both."""
+def groups() -> dict[str, list[Indexer]]:
+    """Return what is compared: the store -> Ferryman, and the programs beside it."""
     python = environment.python(environment.PEERS_PINS)
 
     def peer(name: str, program: str, file: str, rows: Callable[[Path], Iterable[tuple[str, str]]]) -> Indexer:
@@ -132,15 +136,17 @@ def indexers() -> list[tuple[Indexer, Indexer, str]]:
 
     sqlite = f'Sql("sqlite:///index.db", vectors={{"vector": {DIMENSIONS}}})'
     lance = f'LanceDB("index.lance", vectors={{"vector": {DIMENSIONS}}})'
-    own = {"SQLite": _ferryman(sqlite, _own_sqlite), "LanceDB": _ferryman(lance, _own_lance)}
-    coco = peer("CocoIndex", "cocoindex_pages.py", "index.db", _coco_rows)
-    chain = peer("LangChain", "langchain_index.py", "index.lance", _chain_rows)
-    llama = peer("LlamaIndex", "llamaindex_pipeline.py", "index.lance", _llama_rows)
-    return [
-        (own["SQLite"], coco, "SQLite; CocoIndex"),
-        (own["LanceDB"], chain, "LanceDB; LangChain's indexing API"),
-        (own["LanceDB"], llama, "LanceDB; LlamaIndex's ingestion pipeline"),
-    ]
+    return {
+        "SQLite": [
+            _ferryman(sqlite, _own_sqlite),
+            peer("CocoIndex", "cocoindex_pages.py", "index.db", _coco_rows),
+        ],
+        "LanceDB": [
+            _ferryman(lance, _own_lance),
+            peer("LangChain's indexing API", "langchain_index.py", "index.lance", _chain_rows),
+            peer("LlamaIndex's ingestion pipeline", "llamaindex_pipeline.py", "index.lance", _llama_rows),
+        ],
+    }
 
 
 def _ferryman(destination: str, rows: Callable[[Path], Iterable[tuple[str, str]]]) -> Indexer:
@@ -173,47 +179,52 @@ class Stage(NamedTuple):
 KILLED: Final = "killed at half of the calls, run until right"
 
 
-def trip(own: Indexer, other: Indexer, what: str, folder: Path, count: int, rounds: int) -> Iterator[Row]:
-    """Go the whole trip with both, as often as there are rounds, and yield a row for each stage."""
-    results: dict[str, list[tuple[Stage, Stage]]] = {}
+STAGES: Final[Mapping[str, Callable[[Pages], None]]] = {
+    "cold": lambda _: None,
+    "unchanged": lambda _: None,
+    "1 % of the pages edited": Pages.edit,
+    "1 % of the pages deleted": Pages.delete,
+    "all pages copied": Pages.copy,
+}
+
+
+def trip(what: str, indexers: Sequence[Indexer], folder: Path, count: int, rounds: int) -> Iterator[Row]:
+    """Go the whole trip with all programs, as often as there are rounds, and yield a row for each stage.
+
+    In each stage the programs run one after the other.
+    """
+    results: dict[str, dict[str, list[Stage]]] = {indexer.name: {} for indexer in indexers}
+
+    def note(name: str, indexer: Indexer, stage: Stage) -> None:
+        results[indexer.name].setdefault(name, []).append(stage)
+        print_progress(f"    {what}: {name}: {indexer.name}: {_describe([stage])}")
+
     for _ in range(rounds):
         pages = Pages(empty_folder(folder) / "pages", count)
-        places = (folder / "own", folder / "other")
         known: set[str] = set()
-        changes: Mapping[str, Callable[[], None]] = {
-            "cold": lambda: None,
-            "unchanged": lambda: None,
-            "1 % of the pages edited": pages.edit,
-            "all pages copied": pages.copy,
-        }
-        for name, change in changes.items():
-            change()
+        for name, change in STAGES.items():
+            change(pages)
             texts = set(pages.truth.values())
             allowed, known = len(texts - known), known | texts
-            pair = [_run(indexer, place, pages, allowed) for indexer, place in zip((own, other), places, strict=True)]
-            _note(results, f"{what}: {name}", pair)
-        places = (folder / "own-killed", folder / "other-killed")
-        pair = [_run_killed(indexer, place, pages) for indexer, place in zip((own, other), places, strict=True)]
-        _note(results, f"{what}: {KILLED}", pair)
-    for name, stages in results.items():
-        yield _row(f"{count} pages of {PARAGRAPHS} paragraphs into {name}", count, stages)
+            for number, indexer in enumerate(indexers):
+                note(name, indexer, _run(indexer, folder / f"index-{number}", pages, allowed))
+        for number, indexer in enumerate(indexers):
+            note(KILLED, indexer, _run_killed(indexer, folder / f"killed-{number}", pages))
+    own, *others = results
+    for other in others:
+        for name in (*STAGES, KILLED):
+            head = f"{count} pages of {PARAGRAPHS} paragraphs into {what}; {other}: {name}"
+            yield _row(head, results[own][name], results[other][name])
 
 
-def _note(results: dict[str, list[tuple[Stage, Stage]]], name: str, pair: list[Stage]) -> None:
-    own, other = pair
-    print_progress(f"    {name}: {_describe([own])} | {_describe([other])}")
-    results.setdefault(name, []).append((own, other))
-
-
-def _row(what: str, count: int, stages: list[tuple[Stage, Stage]]) -> Row:
-    own, other = ([pair[side] for pair in stages] for side in range(2))
+def _row(what: str, own: Sequence[Stage], other: Sequence[Stage]) -> Row:
     took, beside = (median([stage.took for stage in each]) for each in (own, other))
-    ratio, text, _ = compare(what, count, took, beside, longer=True)
+    ratio, text, _ = compare(what, 0, took, beside, longer=True)
     met = ratio <= TARGET and all(stage.right for stage in own)
     return Row(what, _describe(own), _describe(other), text, f"≤ {TARGET:g}×, calls, right", met)
 
 
-def _describe(stages: list[Stage]) -> str:
+def _describe(stages: Sequence[Stage]) -> str:
     took = median([stage.took for stage in stages])
     return f"{took.wall_s:.1f} s (CPU {took.cpu_s:.1f} s), {join_verdicts(stages)}"
 

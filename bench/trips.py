@@ -11,19 +11,25 @@ It starts servers of the tests.
 from __future__ import annotations
 
 import itertools
+import json
 import sqlite3
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import duckdb
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tests.servers.opensearch import OpenSearchServer
 from tests.servers.postgres import PostgresServer
 
 from bench import data, environment
@@ -37,14 +43,16 @@ SHARE: Final = 100
 MOST_RUNS: Final = 4
 """Runs after a kill, at most; a program that changes nothing more is not run again."""
 TARGET: Final = 1.0
-JDBC: Final = ("postgresql-42.7.14", "org.postgresql:postgresql:42.7.14:jar")
+OPENSEARCH: Final = ("org.apache.spark:spark-sql_2.13:3.5.7", "org.opensearch.client:opensearch-spark-30_2.13:1.2.0")
+"""The newest connector that Maven has, and the newest Spark with which it runs."""
+JDBC: Final = "org.postgresql:postgresql:42.7.14"
 PEERS: Final = ROOT / "bench" / "peers"
 PARTS: Final = 4
 HALF: Final = 0.5
 
 PLAN: Final = """
 from ferryman import Plan
-from ferryman.destinations import Sql
+from ferryman.destinations import OpenSearch, Sql
 from ferryman.sources import DataFrame
 
 def text(doc):
@@ -53,7 +61,7 @@ def text(doc):
 
 plan = Plan("trip")
 rows = plan.source("rows", DataFrame(lambda spark: spark.read.parquet({rows!r})))
-rows.step("text", text).destination("table", Sql({url!r}, columns={{"title": "title"}}))
+rows.step("text", text).destination("table", {destination})
 """
 
 
@@ -215,6 +223,39 @@ class DuckDb(Store):
         raise NotImplementedError("DuckDB locks its file")
 
 
+class OpenSearchIndex(Store):
+    """An index of a server."""
+
+    def __init__(self, url: str, index: str, body: str) -> None:
+        self._url, self._index, self._body = url, index, body
+
+    def rows(self) -> Iterable[tuple[str, str | None]]:
+        found: list[dict[str, Any]] = self._search(f"{self._index}/_search?scroll=1m", {"size": 5000})
+        while found:
+            yield from ((hit["_id"], hit["_source"][self._body]) for hit in found)
+            found = self._search("_search/scroll", {"scroll": "1m", "scroll_id": self._scroll})
+
+    def count(self, mark: str) -> int:
+        answer = self._ask(f"{self._index}/_count", {"query": {"term": {"updated": int(mark)}}})
+        return int(answer.get("count", 0))
+
+    def _search(self, path: str, query: Mapping[str, Any]) -> list[dict[str, Any]]:
+        answer = self._ask(path, query)
+        self._scroll = answer.get("_scroll_id", "")
+        return answer.get("hits", {}).get("hits", [])
+
+    def _ask(self, path: str, query: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer, of all that was written so far; nothing if there is no index yet."""
+        headers = {"Content-Type": "application/json"}
+        try:
+            urlopen(Request(f"{self._url}/{self._index}/_refresh", method="POST")).read()
+            return json.load(urlopen(Request(f"{self._url}/{path}", json.dumps(query).encode(), headers)))
+        except HTTPError as e:
+            if e.code == HTTPStatus.NOT_FOUND:
+                return {}
+            raise
+
+
 class Program(NamedTuple):
     """A program with its store.
 
@@ -248,8 +289,8 @@ KILLED: Final = "all changed, 1 % deleted, 1 % new; killed half way, run until r
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     count = min(sizes.documents, MOST)
-    with PostgresServer() as server:
-        for what, make in groups(server).items():
+    with ExitStack() as stack:
+        for what, make in groups(stack).items():
             yield from trip(what, make, folder / "trips", count, sizes.rounds)
 
 
@@ -257,11 +298,20 @@ Make = Callable[[Catalog, Path], Sequence[Program]]
 """Function: (the table, an empty folder) -> Ferryman, and the programs beside it, each with an empty store."""
 
 
-def groups(server: PostgresServer) -> dict[str, Make]:
-    """Return what is compared: its name in the table -> how the programs are made."""
+def groups(stack: ExitStack) -> dict[str, Make]:
+    """Return what is compared: its name in the table -> how its programs are made; the stack stops their servers."""
     numbers = itertools.count()
 
+    @cache
+    def postgres() -> PostgresServer:
+        return stack.enter_context(PostgresServer())
+
+    @cache
+    def opensearch() -> OpenSearchServer:
+        return stack.enter_context(OpenSearchServer())
+
     def database() -> str:
+        server = postgres()
         name = f"trip{next(numbers)}"
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(f"DROP DATABASE IF EXISTS {name}".encode())
@@ -270,7 +320,7 @@ def groups(server: PostgresServer) -> dict[str, Make]:
 
     def into_postgresql(catalog: Catalog, folder: Path) -> Sequence[Program]:
         return (
-            ferryman_into(catalog, folder, url := database(), Postgres(url, "documents", "text")),
+            ferryman_into(catalog, folder, _sql(url := database()), Postgres(url, "documents", "text")),
             _jdbc("overwrite", catalog, database()),
             _jdbc("merge", catalog, database()),
             _stream(catalog, folder, database()),
@@ -281,26 +331,40 @@ def groups(server: PostgresServer) -> dict[str, Make]:
     def into_files(catalog: Catalog, folder: Path) -> Sequence[Program]:
         file = folder / "ferryman.db"
         return (
-            ferryman_into(catalog, folder, f"sqlite:///{file}", Sqlite(file, "documents", "text")),
+            ferryman_into(catalog, folder, _sql(f"sqlite:///{file}"), Sqlite(file, "documents", "text")),
             _dlt("merge", "sqlite", catalog, folder, str(folder / "dlt.sqlite")),
             _dlt("merge", "duckdb", catalog, folder, str(folder / "dlt.duckdb")),
         )
 
-    return {"PostgreSQL": into_postgresql, "SQLite": into_files}
+    def into_opensearch(catalog: Catalog, folder: Path) -> Sequence[Program]:
+        url, round_ = opensearch().url, next(numbers)
+        own, other = f"ferryman-{round_}", f"connector-{round_}"
+        destination = f"OpenSearch({url!r}, {own!r})"
+        jars = environment.jars("opensearch-spark-1.2.0", "".join(map(environment.artifact, OPENSEARCH)))
+        line = [sys.executable, PEERS / "opensearch_spark.py", catalog.rows, url, other, *jars]
+        return (
+            ferryman_into(catalog, folder, destination, OpenSearchIndex(url, own, "text")),
+            Program("opensearch-spark 1.2.0 on Spark 3.5.7", line, OpenSearchIndex(url, other, "body")),
+        )
+
+    return {"PostgreSQL": into_postgresql, "SQLite": into_files, "OpenSearch": into_opensearch}
 
 
 def _jdbc(mode: str, catalog: Catalog, url: str) -> Program:
-    [jar] = environment.jars(*JDBC)
-    line = [sys.executable, PEERS / "spark_jdbc.py", mode, catalog.rows, url, jar]
+    line = [sys.executable, PEERS / "spark_jdbc.py", mode, catalog.rows, url, _jdbc_jar()]
     name = {"overwrite": "Spark's JDBC writer, overwrite", "merge": "Spark's JDBC writer, staging table and MERGE"}
     return Program(name[mode], line, Postgres(url, "documents"), gradual=mode == "overwrite")
 
 
 def _stream(catalog: Catalog, folder: Path, url: str) -> Program:
-    [jar] = environment.jars(*JDBC)
-    line = [sys.executable, PEERS / "spark_stream.py", catalog.feed, url, folder / "checkpoint", jar]
+    line = [sys.executable, PEERS / "spark_stream.py", catalog.feed, url, folder / "checkpoint", _jdbc_jar()]
     name = "Structured Streaming, foreachBatch, given a feed of changes"
     return Program(name, line, Postgres(url, "documents"), gradual=False)
+
+
+def _jdbc_jar() -> Path:
+    jars = environment.jars("postgresql-jdbc-42.7.14", environment.artifact(JDBC))
+    return next(jar for jar in jars if jar.name.startswith("postgresql-"))
 
 
 def _dlt(how: str, where: str, catalog: Catalog, folder: Path, url: str) -> Program:
@@ -315,9 +379,13 @@ def _dlt(how: str, where: str, catalog: Catalog, folder: Path, url: str) -> Prog
     return Program(name, line, stores[where](), gradual=False)
 
 
-def ferryman_into(catalog: Catalog, folder: Path, url: str, store: Store) -> Program:
+def _sql(url: str) -> str:
+    return f'Sql({url!r}, columns={{"title": "title"}})'
+
+
+def ferryman_into(catalog: Catalog, folder: Path, destination: str, store: Store) -> Program:
     """Return Ferryman with its plan, in the folder."""
-    (folder / "plan.py").write_text(PLAN.format(rows=str(catalog.rows), url=url))
+    (folder / "plan.py").write_text(PLAN.format(rows=str(catalog.rows), destination=destination))
     return Program("Ferryman", ferryman_line(folder), store)
 
 

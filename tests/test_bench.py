@@ -229,9 +229,12 @@ def test_pages_know_their_paragraphs(tmp_path: Path) -> None:
     assert pages.distinct == 200 * (retrieval.PARAGRAPHS - 1) + retrieval.COMMON
     pages.edit()
     assert judge(pages.truth, before.items()) == Verdict(missing=4, not_deleted=2)
+    pages.delete()
+    left = dict(pages.truth)
+    assert len(left) == len(before) + 2 - 2 * retrieval.PARAGRAPHS
     distinct = pages.distinct
     pages.copy()
-    assert len(pages.truth) == 2 * (len(before) + 2)
+    assert len(pages.truth) == 2 * len(left)
     assert pages.distinct == distinct
 
 
