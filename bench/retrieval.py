@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from bench import data, environment
-from bench.command import QUIET, command, command_until
+from bench.command import QUIET, command, command_until, ferryman
 from bench.harness import ROOT, Measurement, Row, Sizes, compare, empty_folder, median, print_progress
 from bench.judge import Verdict, join_verdicts, judge
-from bench.peers.embedding import DIMENSIONS, VARIABLE, Calls, read_calls
+from bench.peers.embedding import BYTES, DIMENSIONS, HOLD, LOG, Calls, read_calls
 from bench.trips import MOST_RUNS, total_of
 
 MOST: Final = 2_000
@@ -120,6 +120,7 @@ class Indexer(NamedTuple):
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     count = min(sizes.files // 10, MOST)
+    ferryman("warm-up")
     for what, indexers in groups().items():
         yield from trip(what, indexers, folder / "retrieval", count, sizes.rounds)
 
@@ -138,18 +139,18 @@ def groups() -> dict[str, list[Indexer]]:
     lance = f'LanceDB("index.lance", vectors={{"vector": {DIMENSIONS}}})'
     return {
         "SQLite": [
-            _ferryman(sqlite, _own_sqlite),
+            _ferryman_into(sqlite, _own_sqlite),
             peer("CocoIndex", "cocoindex_pages.py", "index.db", _coco_rows),
         ],
         "LanceDB": [
-            _ferryman(lance, _own_lance),
+            _ferryman_into(lance, _own_lance),
             peer("LangChain's indexing API", "langchain_index.py", "index.lance", _chain_rows),
             peer("LlamaIndex's ingestion pipeline", "llamaindex_pipeline.py", "index.lance", _llama_rows),
         ],
     }
 
 
-def _ferryman(destination: str, rows: Callable[[Path], Iterable[tuple[str, str]]]) -> Indexer:
+def _ferryman_into(destination: str, rows: Callable[[Path], Iterable[tuple[str, str]]]) -> Indexer:
     def line(place: Path) -> list[str | Path]:
         place.mkdir(exist_ok=True)
         (place / "plan.py").write_text(PLAN.format(folder=str(place.parent / "pages"), destination=destination))
@@ -230,7 +231,7 @@ def _describe(stages: Sequence[Stage]) -> str:
 
 
 def _environment(log: Path) -> dict[str, str]:
-    return {**QUIET, VARIABLE: str(log)}
+    return {**QUIET, LOG: str(log)}
 
 
 def _run(indexer: Indexer, place: Path, pages: Pages, allowed: int) -> Stage:
@@ -243,18 +244,19 @@ def _run(indexer: Indexer, place: Path, pages: Pages, allowed: int) -> Stage:
 
 def _run_killed(indexer: Indexer, place: Path, pages: Pages) -> Stage:
     """Kill the program once half of the texts were asked for, then run it until all is right."""
-    log, half = place / "calls", pages.distinct // 2
+    log, half = place / "calls", pages.distinct // 2 * BYTES
     place.mkdir(exist_ok=True)
-    took, killed = command_until(indexer.line(place), lambda: read_calls(log).texts >= half, _environment(log))
-    in_flight, all_took, left = read_calls(log).in_flight, [took], _judge(indexer, place, pages)
-    verdict, runs = left, 0
+    held = {**_environment(log), HOLD: str(half)}
+    took, killed = command_until(indexer.line(place), lambda: log.exists() and log.stat().st_size >= half, held)
+    at_kill, all_took, verdict, runs = read_calls(log), [took], _judge(indexer, place, pages), 0
     while not verdict.right and runs < MOST_RUNS:
         all_took.append(command(indexer.line(place), _environment(log)))
         before, verdict, runs = verdict, _judge(indexer, place, pages), runs + 1
         if verdict == before:
             break
-    note = f" ({in_flight} in flight at the kill, run {runs}× more)" if killed else " (ended before the kill)"
-    return Stage(total_of(all_took), read_calls(log), verdict, pages.distinct + in_flight, note)
+    note = f" ({at_kill.texts} before the kill, {at_kill.in_flight} of them in flight; run {runs}× more)"
+    allowed = pages.distinct + at_kill.in_flight
+    return Stage(total_of(all_took), read_calls(log), verdict, allowed, note if killed else " (ended before the kill)")
 
 
 def _judge(indexer: Indexer, place: Path, pages: Pages) -> Verdict:

@@ -33,7 +33,7 @@ from tests.servers.opensearch import OpenSearchServer
 from tests.servers.postgres import PostgresServer
 
 from bench import data, environment
-from bench.command import QUIET, command, command_until
+from bench.command import QUIET, command, command_until, ferryman
 from bench.harness import ROOT, Measurement, Row, Sizes, compare, empty_folder, median, print_progress
 from bench.judge import join_verdicts, judge
 
@@ -289,6 +289,7 @@ KILLED: Final = "all changed, 1 % deleted, 1 % new; killed half way, run until r
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     count = min(sizes.documents, MOST)
+    ferryman("warm-up")
     with ExitStack() as stack:
         for what, make in groups(stack).items():
             yield from trip(what, make, folder / "trips", count, sizes.rounds)

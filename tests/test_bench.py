@@ -222,6 +222,25 @@ def test_calls_are_counted_by_text(tmp_path: Path) -> None:
     assert embedding.read_calls(log) == embedding.Calls(texts=4, requests=3, in_flight=1)
 
 
+def test_a_request_is_held_once_enough_were_asked_for(tmp_path: Path) -> None:
+    """Its texts are in flight then, and it is killed."""
+    log = tmp_path / "calls"
+    log.write_text("asked a\nanswered a\n")
+    program = f"""
+import os
+from pathlib import Path
+from bench.command import command_until
+from bench.peers import embedding
+log = Path({str(log)!r})
+held = {{embedding.LOG: str(log), embedding.HOLD: "30", "PYTHONPATH": "."}}
+line = ["{sys.executable}", "-c", "from bench.peers.embedding import embed; embed(['b', 'c'])"]
+took, killed = command_until(line, lambda: log.stat().st_size >= 30, held)
+print(killed, embedding.read_calls(log))
+"""
+    ran = _run("-c", program)
+    assert ran.stdout.strip() == "True Calls(texts=3, requests=2, in_flight=2)", ran.stderr
+
+
 def test_pages_know_their_paragraphs(tmp_path: Path) -> None:
     pages = retrieval.Pages(tmp_path / "pages", 200)
     before = dict(pages.truth)

@@ -1,13 +1,15 @@
 """The embedding function of all programs in ``bench.retrieval``: a model from a wheel, whose calls are counted.
 
 The file that ``BENCH_CALLS`` names gets, before each request, a line with the number of texts and a hash of each, and
-after it a line that it was answered: what was asked for and has no answer was in flight at a kill.
+after it a line that it was answered: what was asked for and has no answer was in flight at a kill. Once the file has
+``BENCH_HOLD`` bytes, requests are not answered any more, so that a kill finds each program at the same place.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -16,7 +18,9 @@ from typing import Any, NamedTuple
 DIMENSIONS = 64
 BATCH = 64
 """Texts of a request, for all programs."""
-VARIABLE = "BENCH_CALLS"
+LOG, HOLD = "BENCH_CALLS", "BENCH_HOLD"
+BYTES = 2 * 17
+"""Of the log for a text that was asked for and answered."""
 
 
 @cache
@@ -30,9 +34,11 @@ def _model() -> Any:
 def embed(texts: list[str]) -> list[list[float]]:
     """Return a vector for each text, and count the call."""
     hashes = [hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for text in texts]
-    log = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    log = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(log, f"asked {' '.join(hashes)}\n".encode())
+        if HOLD in os.environ and os.fstat(log).st_size >= int(os.environ[HOLD]):
+            threading.Event().wait()
         vectors: list[list[float]] = _model().embed(texts, norm=True).tolist()
         os.write(log, f"answered {' '.join(hashes)}\n".encode())
     finally:
