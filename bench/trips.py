@@ -156,8 +156,8 @@ class Store(ABC):
         """Return id and body of each row; nothing if there is no table yet."""
 
     @abstractmethod
-    def count(self, mark: str) -> int:
-        """Return the number of rows whose body begins with the mark."""
+    def unchanged(self, mark: str) -> int:
+        """Return the number of rows whose body does not begin with the mark of the last change."""
 
 
 class Postgres(Store):
@@ -169,8 +169,10 @@ class Postgres(Store):
     def rows(self) -> Iterable[tuple[str, str | None]]:
         return self._ask(f"SELECT {self._id}, {self._body} FROM {self._table}")
 
-    def count(self, mark: str) -> int:
-        return next(iter(self._ask(f"SELECT count(*) FROM {self._table} WHERE {self._body} LIKE '{mark}%'")), (0,))[0]
+    def unchanged(self, mark: str) -> int:
+        return next(iter(self._ask(f"SELECT count(*) FROM {self._table} WHERE {self._body} NOT LIKE '{mark}%'")), (0,))[
+            0
+        ]
 
     def _ask(self, query: str) -> list[Any]:
         with psycopg.connect(self._url) as connection:
@@ -189,8 +191,10 @@ class Sqlite(Store):
     def rows(self) -> Iterable[tuple[str, str | None]]:
         return self._ask(f"SELECT id, {self._body} FROM {self._table}")
 
-    def count(self, mark: str) -> int:
-        return next(iter(self._ask(f"SELECT count(*) FROM {self._table} WHERE {self._body} LIKE '{mark}%'")), (0,))[0]
+    def unchanged(self, mark: str) -> int:
+        return next(iter(self._ask(f"SELECT count(*) FROM {self._table} WHERE {self._body} NOT LIKE '{mark}%'")), (0,))[
+            0
+        ]
 
     def _ask(self, query: str) -> list[Any]:
         if not self._file.exists():
@@ -219,7 +223,7 @@ class DuckDb(Store):
             except duckdb.CatalogException:
                 return []
 
-    def count(self, mark: str) -> int:
+    def unchanged(self, mark: str) -> int:
         raise NotImplementedError("DuckDB locks its file")
 
 
@@ -235,8 +239,8 @@ class OpenSearchIndex(Store):
             yield from ((hit["_id"], hit["_source"][self._body]) for hit in found)
             found = self._search("_search/scroll", {"scroll": "1m", "scroll_id": self._scroll})
 
-    def count(self, mark: str) -> int:
-        answer = self._ask(f"{self._index}/_count", {"query": {"term": {"updated": int(mark)}}})
+    def unchanged(self, mark: str) -> int:
+        answer = self._ask(f"{self._index}/_count", {"query": {"bool": {"must_not": {"term": {"updated": int(mark)}}}}})
         return int(answer.get("count", 0))
 
     def _search(self, path: str, query: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -259,8 +263,8 @@ class OpenSearchIndex(Store):
 class Program(NamedTuple):
     """A program with its store.
 
-    ``gradual``: readers see rows while it writes, so that it is killed once half of them are there. Others, which
-    write in one transaction, are killed after half of the time that the first load took.
+    ``gradual``: readers see what it writes meanwhile, so that it is killed once half of the rows are not as they were.
+    Others, which write in one transaction, are killed after half of the time that the first load took.
     """
 
     name: str
@@ -441,7 +445,7 @@ def _run(program: Program, catalog: Catalog) -> Stage:
 def _run_killed(program: Program, catalog: Catalog, load: Measurement) -> Stage:
     """Kill the program half way; then run it until all is right, or nothing changes any more."""
     half = len(catalog.truth) * HALF
-    is_time = (lambda: program.store.count(catalog.mark) >= half) if program.gradual else _after(load.wall_s * HALF)
+    is_time = (lambda: program.store.unchanged(catalog.mark) <= half) if program.gradual else _after(load.wall_s * HALF)
     took, killed = command_until(program.line, is_time, program.environment)
     left = judge(catalog.truth, program.store.rows())
     verdict, runs, all_took = left, 0, [took]
