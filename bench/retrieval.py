@@ -209,8 +209,10 @@ def trip(what: str, indexers: Sequence[Indexer], folder: Path, count: int, round
             allowed, known = len(texts - known), known | texts
             for number, indexer in enumerate(indexers):
                 note(name, indexer, _run(indexer, folder / f"index-{number}", pages, allowed))
+        killed = folder / "killed"
+        pages = Pages(killed / "pages", count)
         for number, indexer in enumerate(indexers):
-            note(KILLED, indexer, _run_killed(indexer, folder / f"killed-{number}", pages))
+            note(KILLED, indexer, _run_killed(indexer, killed / f"index-{number}", pages))
     own, *others = results
     for other in others:
         for name in (*STAGES, KILLED):
