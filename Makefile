@@ -60,6 +60,7 @@ requirements: setup  ## pin the dependencies anew after a change of pyproject.to
 	$(COMPILE) --group pyproject.toml:site --output-file requirements/site.txt
 	$(COMPILE) --group pyproject.toml:bench --output-file requirements/bench.txt
 	$(COMPILE) --group pyproject.toml:bench-text --output-file requirements/bench-text.txt
+	$(COMPILE) --group pyproject.toml:bench-peers --output-file requirements/bench-peers.txt
 	$(COMPILE) --group pyproject.toml:tools --output-file requirements/tools.txt
 
 release: setup  ## check the last commit, build it into dist/ and tag it (ARGS=--dry-run: without the tag)

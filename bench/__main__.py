@@ -56,6 +56,8 @@ OTHERS = (
     "large_state",
     "limited_driver",
     "sources",
+    "trips",
+    "retrieval",
 )
 NAMES = (*TABLE, *OTHERS)
 

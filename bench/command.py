@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench.harness import ROOT, Measurement, print_progress
@@ -15,6 +17,7 @@ from bench.processes import Watch, adopt_orphans, processes
 
 ORPHANS_S = 60.0
 """Seconds to wait for orphans: a JVM ends within a second after its driver, the writer of a class archive later."""
+POLL_S = 0.02
 QUIET: Mapping[str, str] = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
 
 
@@ -45,6 +48,35 @@ def command(line: Sequence[str | Path], environment: Mapping[str, str] = QUIET) 
             print_progress(errors.read())
             raise SystemExit(f"{' '.join(map(str, line))}: ended with {process.returncode}")
     return Measurement(wall_s, cpu_s, {kind: mb for kind, mb in watch.peaks.items() if mb})
+
+
+def command_until(
+    line: Sequence[str | Path], is_time: Callable[[], bool], environment: Mapping[str, str] = QUIET
+) -> tuple[Measurement, bool]:
+    """Run a command and kill it, and all below it, as soon as ``is_time`` says so.
+
+    Returns what it took until then, and whether it was killed: False if it had ended by itself.
+    """
+    adopt_orphans()
+    before = _children()
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        line, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    before.add(process.pid)
+    while not (ended := _has_ended(process.pid)) and not is_time():
+        time.sleep(POLL_S)
+    for pid in [] if ended else processes(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    _, status, used = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return Measurement(wall_s, used.ru_utime + used.ru_stime + _orphans_cpu_s(before - {process.pid})), not ended
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _children() -> set[int]:

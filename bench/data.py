@@ -18,7 +18,7 @@ def table(folder: Path, documents: int) -> Path:
         return folder
     folder.mkdir(parents=True)
     random = np.random.default_rng(7)
-    text = _text(random)
+    text = words(random)
     starts = random.integers(0, len(text) - _BODY_CHARACTERS, size=documents)
     for part, numbers in enumerate(np.array_split(np.arange(documents), PARTS)):
         rows = pa.table(
@@ -37,7 +37,7 @@ def small_files(folder: Path, files: int) -> Path:
     if folder.exists():
         return folder
     random = np.random.default_rng(7)
-    text = _text(random)
+    text = words(random)
     for n, start in enumerate(random.integers(0, len(text) - 500, size=files)):
         place = folder / f"{n // 100:04d}"
         if n % 100 == 0:
@@ -46,9 +46,9 @@ def small_files(folder: Path, files: int) -> Path:
     return folder
 
 
-def _text(random: np.random.Generator) -> str:
+def words(random: np.random.Generator) -> str:
     """Return two million words out of five thousand, with frequencies as in English."""
     letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
-    words = ["".join(random.choice(letters, size=n)) for n in random.integers(2, 11, size=5000)]
-    numbers = np.minimum(random.zipf(1.3, size=2_000_000), len(words)) - 1
-    return " ".join(words[n] for n in numbers)
+    vocabulary = ["".join(random.choice(letters, size=n)) for n in random.integers(2, 11, size=5000)]
+    numbers = np.minimum(random.zipf(1.3, size=2_000_000), len(vocabulary)) - 1
+    return " ".join(vocabulary[n] for n in numbers)

@@ -15,11 +15,27 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from bench.harness import ROOT, print_progress
+from tests.servers.java import PLUGIN, run_maven
+
+from bench.harness import ROOT, empty_folder, print_progress
 
 PINS: Final = ROOT / "requirements" / "bench.txt"
 TEXT_PINS: Final = ROOT / "requirements" / "bench-text.txt"
+PEERS_PINS: Final = ROOT / "requirements" / "bench-peers.txt"
+"""Programs that load tables, and those that make indexes of vectors."""
+_MB: Final = {TEXT_PINS: 900, PEERS_PINS: 1000}
 PLACE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferryman"
+
+
+_POM: Final = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>ferryman</groupId><artifactId>bench</artifactId><version>1</version>
+  <dependencies>
+    {dependencies}
+  </dependencies>
+</project>
+"""
 
 
 @cache
@@ -29,7 +45,7 @@ def python(pins: Path = PINS) -> Path:
     folder = PLACE / pins.stem / digest
     command, done = folder / "bin" / "python", folder / "done"
     if not done.exists():
-        print_progress(f"    making {folder}: some {900 if pins == TEXT_PINS else 150} MB …")
+        print_progress(f"    making {folder}: some {_MB.get(pins, 150)} MB …")
         for old in folder.parent.glob("*"):
             shutil.rmtree(old)
         uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
@@ -40,10 +56,27 @@ def python(pins: Path = PINS) -> Path:
     return command
 
 
-def packages() -> Path:
+def packages(pins: Path = PINS) -> Path:
     """Return the folder of its packages."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return python().parents[1] / "lib" / version / "site-packages"
+    return python(pins).parents[1] / "lib" / version / "site-packages"
+
+
+def jars(name: str, dependencies: str) -> list[Path]:
+    """Return the jars of dependencies, elements of a pom, and of all that they need, from Maven; kept by the name."""
+    place = PLACE / name
+    if not (place / "done").exists():
+        print_progress(f"    getting {name} from Maven …")
+        (empty_folder(place) / "pom.xml").write_text(_POM.format(dependencies=dependencies))
+        run_maven(f"{PLUGIN}:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory=jars", folder=place)
+        (place / "done").touch()
+    return sorted((place / "jars").glob("*.jar"))
+
+
+def artifact(coordinates: str) -> str:
+    """Return the dependency on ``group:name:version``."""
+    parts = zip(("groupId", "artifactId", "version"), coordinates.split(":"), strict=True)
+    return f"<dependency>{''.join(f'<{name}>{value}</{name}>' for name, value in parts)}</dependency>"
 
 
 def _run(*command: str | Path) -> None:

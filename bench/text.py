@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pyspark
-from tests.servers.java import run_maven
 from tests.steps.corpus import producers
 
 from bench import environment
@@ -29,11 +28,7 @@ PAGE: Final = ROOT / "docs" / "reference" / "text.md"
 BEGIN, END = "<!-- bench: text -->", "<!-- bench end -->"
 
 TIKA: Final = "3.3.1"
-_POM: Final = """\
-<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>ferryman</groupId><artifactId>tika</artifactId><version>1</version>
-  <dependencies>
+_DEPENDENCIES: Final = """\
     <dependency>
       <groupId>org.apache.tika</groupId><artifactId>tika-core</artifactId><version>{tika}</version>
     </dependency>
@@ -42,8 +37,6 @@ _POM: Final = """\
       <!-- Its licence is not open; it reads rar archives. -->
       <exclusions><exclusion><groupId>com.github.junrar</groupId><artifactId>junrar</artifactId></exclusion></exclusions>
     </dependency>
-  </dependencies>
-</project>
 """
 
 _LEAST_MB: Final = 0.05
@@ -83,7 +76,7 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     script = str(ROOT / "bench" / "peers" / "read_text.py")
     commands = {
         "Ferryman": [sys.executable, script, "ferryman", str(files)],
-        "Tika": [sys.executable, str(ROOT / "bench" / "peers" / "tika_text.py"), str(files), *_tika_jars(folder)],
+        "Tika": [sys.executable, str(ROOT / "bench" / "peers" / "tika_text.py"), str(files), *_tika_jars()],
         "unstructured": [str(other), script, "unstructured", str(files)],
         "markitdown": [str(other), script, "markitdown", str(files)],
     }
@@ -136,21 +129,11 @@ def _characters(words: Counter[str]) -> int:
     return sum(len(word) * count for word, count in words.items())
 
 
-def _tika_jars(folder: Path) -> list[str]:
+def _tika_jars() -> list[str]:
     """Return the jars of Tika, from Maven, and py4j's."""
-    place = environment.PLACE / f"tika-{TIKA}"
-    if not (place / "done").exists():
-        print_progress(f"    getting Tika {TIKA} from Maven …")
-        empty_folder(place)
-        (place / "pom.xml").write_text(_POM.format(tika=TIKA))
-        run_maven(
-            "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies",
-            "-DoutputDirectory=jars",
-            folder=place,
-        )
-        (place / "done").touch()
     spark = Path(pyspark.__file__).parent / "jars"
-    return [*map(str, sorted((place / "jars").glob("*.jar"))), *map(str, spark.glob("py4j-*.jar"))]
+    jars = environment.jars(f"tika-{TIKA}", _DEPENDENCIES.format(tika=TIKA))
+    return [*map(str, jars), *map(str, spark.glob("py4j-*.jar"))]
 
 
 def _write_page(samples: Sequence[producers.Sample], results: dict[str, dict[str, Read]]) -> None:

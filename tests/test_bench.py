@@ -9,10 +9,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
-from bench import plots, profile, results, text
+from bench import plots, profile, results, retrieval, text, trips
 from bench.__main__ import NAMES, TABLE
 from bench.harness import ROOT, Measurement, Phases, Row, Sizes, print_table, speed_row, time_row, timed
+from bench.judge import Verdict, join_verdicts, judge
+from bench.peers import embedding
 
 from tests.steps.corpus import producers
 
@@ -147,3 +150,129 @@ def test_text_is_compared_by_words() -> None:
     sample = producers.Sample("a.eml", "A", b"", "The ferry 東京", head="Sailing")
     assert text.compare(sample, "# The **ferry**\t東\n京") == (10, 0, 0)
     assert text.compare(sample, "Sailing: The boat 京") == (4, 6, 4)
+
+
+def test_the_judge_names_all_that_is_wrong() -> None:
+    """An id is wrong for each of its reasons: what is there twice may be stale, too."""
+    truth = {"same": "1", "old": "2", "gone": "3", "twice": "4", "both": "5"}
+    rows = [("same", "1"), ("old", "1"), ("twice", "4"), ("twice", "3"), ("both", "4"), ("both", "4"), ("extra", "6")]
+    found = judge(truth, rows)
+    assert found == Verdict(missing=1, stale=2, doubled=2, not_deleted=1)
+    assert str(found) == "1 missing, 2 stale, 2 doubled, 1 not deleted"
+    assert not found.right
+
+
+def test_the_judge_finds_nothing_wrong_with_the_truth() -> None:
+    found = judge({"a": "1", "b": ""}, [("b", ""), ("a", "1")])
+    assert found.right
+    assert str(found) == "right"
+    assert judge({"b": ""}, [("b", None)]).stale == 1, "no text is not an empty one"
+
+
+def test_rounds_that_agree_have_one_verdict() -> None:
+    assert join_verdicts([Verdict(), Verdict()]) == "right"
+    assert join_verdicts([Verdict(), Verdict(stale=2)]) == "right / 2 stale"
+
+
+def test_a_table_that_changes_knows_what_is_true(tmp_path: Path) -> None:
+    """The judge finds all that a program left out which did not run after the change."""
+    catalog = trips.Catalog(tmp_path / "trip", 1000)
+    before = list(catalog.truth.items())
+    assert judge(catalog.truth, before).right
+    catalog.change()
+    assert judge(catalog.truth, before) == Verdict(stale=10)
+    catalog.delete()
+    assert judge(catalog.truth, before).not_deleted == 10
+    catalog.change_all()
+    everything = pq.read_table(catalog.rows)
+    rows = list(zip(everything["id"].to_pylist(), everything["body"].to_pylist(), strict=True))
+    assert judge(catalog.truth, rows).right
+    assert all(body.startswith(catalog.mark) for _, body in rows)
+    assert judge(catalog.truth, before) == Verdict(missing=10, stale=980, not_deleted=20)
+
+
+def test_a_feed_has_each_change_and_each_delete(tmp_path: Path) -> None:
+    catalog = trips.Catalog(tmp_path / "trip", 1000)
+    catalog.change()
+    catalog.delete()
+    catalog.change_all()
+    found: dict[str, str] = {}
+    for file in sorted(catalog.feed.iterdir()):
+        for row in pq.read_table(file).to_pylist():
+            if row["deleted"]:
+                del found[row["id"]]
+            else:
+                found[row["id"]] = row["body"]
+    assert judge(catalog.truth, found.items()).right
+
+
+def test_a_trip_that_is_wrong_anywhere_does_not_meet_its_target() -> None:
+    right, wrong = (trips.Stage(Measurement(1, 1), str(v), v.right) for v in (Verdict(), Verdict(doubled=3)))
+    [first, killed, whole] = trips.rows("x", {"a": [right], "b": [wrong]}, {"a": [wrong], "b": [right]})
+    assert (first.met, killed.met, whole.met) == (True, False, False)
+    assert (first.ours, first.beside) == ("1.0 s (CPU 1.0 s), right", "1.0 s (CPU 1.0 s), 3 doubled")
+    assert whole.ours == "2.0 s (CPU 2.0 s), wrong after 1 of 2"
+
+
+def test_calls_are_counted_by_text(tmp_path: Path) -> None:
+    """A text without an answer was in flight; a line that is not whole was not written."""
+    log = tmp_path / "calls"
+    assert embedding.read_calls(log) == (0, 0, 0)
+    log.write_text("asked a b\nasked c\nanswered a b\nasked a\nanswered a\nasked d")
+    assert embedding.read_calls(log) == embedding.Calls(texts=4, requests=3, in_flight=1)
+
+
+def test_a_request_is_held_once_enough_were_asked_for(tmp_path: Path) -> None:
+    """Its texts are in flight then, and it is killed."""
+    log = tmp_path / "calls"
+    log.write_text("asked a\nanswered a\n")
+    program = f"""
+import os
+from pathlib import Path
+from bench.command import command_until
+from bench.peers import embedding
+log = Path({str(log)!r})
+held = {{embedding.LOG: str(log), embedding.HOLD: "30", "PYTHONPATH": "."}}
+line = ["{sys.executable}", "-c", "from bench.peers.embedding import embed; embed(['b', 'c'])"]
+took, killed = command_until(line, lambda: log.stat().st_size >= 30, held)
+print(killed, embedding.read_calls(log))
+"""
+    ran = _run("-c", program)
+    assert ran.stdout.strip() == "True Calls(texts=3, requests=2, in_flight=2)", ran.stderr
+
+
+def test_pages_know_their_paragraphs(tmp_path: Path) -> None:
+    pages = retrieval.Pages(tmp_path / "pages", 200)
+    before = dict(pages.truth)
+    assert len(before) == 200 * retrieval.PARAGRAPHS
+    assert pages.distinct == 200 * (retrieval.PARAGRAPHS - 1) + retrieval.COMMON
+    pages.edit()
+    assert judge(pages.truth, before.items()) == Verdict(missing=4, not_deleted=2)
+    pages.delete()
+    left = dict(pages.truth)
+    assert len(left) == len(before) + 2 - 2 * retrieval.PARAGRAPHS
+    distinct = pages.distinct
+    pages.copy()
+    assert len(pages.truth) == 2 * len(left)
+    assert pages.distinct == distinct
+
+
+def test_a_command_is_killed_in_time_with_all_below_it(tmp_path: Path) -> None:
+    """A command that ends before is not killed."""
+    child = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    program = f"""
+import os, sys
+from pathlib import Path
+from bench.command import command_until
+pid = Path({str(tmp_path / "pid")!r})
+took, killed = command_until([sys.executable, "-c", {parent!r}], lambda: pid.exists() and pid.read_text() != "")
+alive = True
+try:
+    os.kill(int(pid.read_text()), 0)
+except ProcessLookupError:
+    alive = False
+print(killed, alive, took.cpu_s > 0, command_until([sys.executable, "-c", ""], lambda: False)[1])
+"""
+    ran = _run("-c", program)
+    assert ran.stdout.split() == ["True", "False", "True", "False"], ran.stderr
