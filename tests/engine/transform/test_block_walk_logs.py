@@ -228,6 +228,6 @@ def test_rows_of_documents_are_kept_only_for_what_failed(queues: Path, place: Pa
     """The position of the log says of all others that they were processed."""
     added: list[int] = []
     plan = forked(plain)(queues, place)
-    with patch("ferryman.engine.transform.rows.DocumentStage.add_new", lambda self, i, published: added.append(i)):
+    with patch("ferryman.engine.transform.rows.DocumentStage.add_plain", lambda self, i, published: added.append(i)):
         run_plan(plan, place / "state", runner=InProcess(slots=1))
     assert not added
