@@ -499,7 +499,7 @@ def test_a_text_that_is_not_utf_8_repeats_and_hides_no_row(
     place: Path, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may stand behind rows that were read already, in each place of a page."""
-    monkeypatch.setattr(sqlite_dialect, "_ROWS", page)
+    monkeypatch.setattr(sqlite_dialect, "PAGE_ROWS", page)
     world = world_with(place, rows=Sql(f"sqlite:///{place}/out.db"))
     for broken in (0, 15, 16):
         in_database(place, "UPDATE documents SET text = CAST(x'ff' AS TEXT) WHERE id = ?", IDS[broken])

@@ -14,7 +14,7 @@ import pytest
 
 from ferryman.crash import DRIVER, EXECUTOR, POINTS
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.concurrent import FirstBatches
+from ferryman.engine.transform.first_batches import FirstBatches
 from tests.crash import scenario
 from tests.crash import test_matrix as matrix
 from tests.crash.shapes import SHAPES, applies

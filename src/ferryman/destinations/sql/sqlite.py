@@ -201,7 +201,7 @@ it rewrite the index five times in a million documents, this once. Each segment 
 PAGE_OVERHEAD_BYTES: Final = 46
 """Bytes of a page that SQLite needs beside a leaf of the index: FTS5's default is 4050 of 4096."""
 
-_ROWS: Final = 1_000
+PAGE_ROWS: Final = 1_000
 """Rows read at a time."""
 
 IDS_PER_STATEMENT: Final = 10_000
@@ -565,7 +565,7 @@ def _pages(database: sqlite3.Connection, query: str, values: tuple[str, ...]) ->
     seen = 0
     try:
         cursor = database.execute(query, values)
-        while rows := cursor.fetchmany(_ROWS):
+        while rows := cursor.fetchmany(PAGE_ROWS):
             yield rows
             seen += len(rows)
         return
@@ -574,7 +574,7 @@ def _pages(database: sqlite3.Connection, query: str, values: tuple[str, ...]) ->
             raise
     database.text_factory = partial(str, encoding="utf-8", errors="replace")
     cursor = database.execute(query, values)
-    while rows := cursor.fetchmany(_ROWS):
+    while rows := cursor.fetchmany(PAGE_ROWS):
         yield rows[max(seen, 0) :]
         seen -= len(rows)
 
