@@ -725,10 +725,10 @@ class TransactionSender(_Sender):
                     self._abort()
                     raise
                 why = e.args[0].str()
-            except SystemError as e:  # the client raises a fatal error while it calls back
-                if not isinstance(e.__cause__, KafkaException):
+            except SystemError as e:  # the client raises a fatal error while it calls back, and may lose it
+                if not isinstance(e.__cause__, KafkaException | None):
                     raise
-                why = e.__cause__
+                why = e.__cause__ or e
             except BaseException:
                 self._abort()
                 raise

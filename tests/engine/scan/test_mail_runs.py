@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ def fill(folder: Path, **files: list[int]) -> Path:
     folder.mkdir(exist_ok=True)
     for name, numbers in files.items():
         (folder / f"{name}.mbox").write_bytes(mbox(*map(mail, numbers)))
+        os.utime(folder / f"{name}.mbox", (1, 1))  # it is not being written any more
     return folder
 
 

@@ -28,6 +28,7 @@ from ferryman.engine.transform.walk import (
     not_chosen_message,
     run_walk,
 )
+from ferryman.errors import unless_interrupt
 from ferryman.records.families import encode_published
 
 _TIMED_ROWS: Final = 16
@@ -241,6 +242,8 @@ class BlockWalk:
     def _deliver(self, doc: Document, nodes: Sequence[PathNode]) -> bool:
         """Gather the content of deliveries to these nodes; return False, and gather none, if the general walk has to
         deliver one."""
+        if type(doc) is not Document:  # it may not be copied like one
+            return False
         try:
             fields = encode_fields(doc.fields)
         except Exception:
@@ -264,7 +267,8 @@ class BlockWalk:
         self._walk.call_scope.step = ""
         try:
             node.accepts(Document.of(doc.id, decode_fields(fields), doc.raw))  # a copy, as in the general walk
-        except Exception:
+        except BaseException as e:  # also a user's sys.exit()
+            unless_interrupt(e)
             return False
         return True
 
