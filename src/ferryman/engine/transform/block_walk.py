@@ -242,8 +242,6 @@ class BlockWalk:
     def _deliver(self, doc: Document, nodes: Sequence[PathNode]) -> bool:
         """Gather the content of deliveries to these nodes; return False, and gather none, if the general walk has to
         deliver one."""
-        if type(doc) is not Document:  # it may not be copied like one
-            return False
         try:
             fields = encode_fields(doc.fields)
         except Exception:
