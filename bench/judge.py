@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
 
 
 class Verdict(NamedTuple):
@@ -51,3 +54,16 @@ def judge(truth: Mapping[str, str], rows: Iterable[tuple[str, str | None]]) -> V
 def join_verdicts(verdicts: Iterable[object]) -> str:
     """Return the text of the verdicts of several rounds: once, if they agree."""
     return " / ".join(dict.fromkeys(map(str, verdicts)))
+
+
+def query_sqlite(file: Path, query: str) -> list[Any]:
+    """Return a query's rows; none as long as a program has not made the file or the table."""
+    if not file.exists():
+        return []
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=60)) as connection:
+        try:
+            return connection.execute(query).fetchall()
+        except sqlite3.OperationalError as e:
+            if "no such table" in str(e):
+                return []
+            raise

@@ -9,10 +9,8 @@ run again until all is right. After each stage the index is compared with the tr
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,7 +19,7 @@ import numpy as np
 from bench import data, environment
 from bench.command import QUIET, command, command_until, ferryman
 from bench.harness import ROOT, Measurement, Row, Sizes, compare, empty_folder, median, print_progress
-from bench.judge import Verdict, join_verdicts, judge
+from bench.judge import Verdict, join_verdicts, judge, query_sqlite
 from bench.peers.embedding import BYTES, DIMENSIONS, HOLD, LOG, Calls, read_calls
 from bench.trips import MOST_RUNS, total_of
 
@@ -267,23 +265,11 @@ def _judge(indexer: Indexer, place: Path, pages: Pages) -> Verdict:
 
 def _own_sqlite(place: Path) -> Iterable[tuple[str, str]]:
     query = "SELECT origin_id, text FROM documents JOIN documents_vectors USING (id) WHERE vector IS NOT NULL"
-    return _ask(place / "index.db", query)
+    return query_sqlite(place / "index.db", query)
 
 
 def _coco_rows(place: Path) -> Iterable[tuple[str, str]]:
-    return _ask(place / "index.db", "SELECT page, text FROM documents WHERE vector IS NOT NULL")
-
-
-def _ask(file: Path, query: str) -> Iterable[tuple[str, str]]:
-    if not file.exists():
-        return []
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=60)) as connection:
-        try:
-            return connection.execute(query).fetchall()
-        except sqlite3.OperationalError as e:
-            if "no such table" in str(e):
-                return []
-            raise
+    return query_sqlite(place / "index.db", "SELECT page, text FROM documents WHERE vector IS NOT NULL")
 
 
 def _own_lance(place: Path) -> Iterable[tuple[str, str]]:

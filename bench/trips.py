@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import sqlite3
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -35,7 +34,7 @@ from tests.servers.postgres import PostgresServer
 from bench import data, environment
 from bench.command import QUIET, command, command_until, ferryman
 from bench.harness import ROOT, Measurement, Row, Sizes, compare, empty_folder, median, print_progress
-from bench.judge import join_verdicts, judge
+from bench.judge import join_verdicts, judge, query_sqlite
 
 MOST: Final = 100_000
 """Greatest number of documents; a trip is eleven commands or more."""
@@ -170,9 +169,8 @@ class Postgres(Store):
         return self._ask(f"SELECT {self._id}, {self._body} FROM {self._table}")
 
     def unchanged(self, mark: str) -> int:
-        return next(iter(self._ask(f"SELECT count(*) FROM {self._table} WHERE {self._body} NOT LIKE '{mark}%'")), (0,))[
-            0
-        ]
+        query = f"SELECT count(*) FROM {self._table} WHERE {self._body} NOT LIKE '{mark}%'"
+        return sum(count for (count,) in query_sqlite(self._file, query))
 
     def _ask(self, query: str) -> list[Any]:
         with psycopg.connect(self._url) as connection:
@@ -189,23 +187,11 @@ class Sqlite(Store):
         self._file, self._table, self._body = file, table, body
 
     def rows(self) -> Iterable[tuple[str, str | None]]:
-        return self._ask(f"SELECT id, {self._body} FROM {self._table}")
+        return query_sqlite(self._file, f"SELECT id, {self._body} FROM {self._table}")
 
     def unchanged(self, mark: str) -> int:
-        return next(iter(self._ask(f"SELECT count(*) FROM {self._table} WHERE {self._body} NOT LIKE '{mark}%'")), (0,))[
-            0
-        ]
-
-    def _ask(self, query: str) -> list[Any]:
-        if not self._file.exists():
-            return []
-        with closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=60)) as connection:
-            try:
-                return connection.execute(query).fetchall()
-            except sqlite3.OperationalError as e:
-                if "no such table" in str(e):
-                    return []
-                raise
+        query = f"SELECT count(*) FROM {self._table} WHERE {self._body} NOT LIKE '{mark}%'"
+        return sum(count for (count,) in query_sqlite(self._file, query))
 
 
 class DuckDb(Store):

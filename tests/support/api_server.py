@@ -6,15 +6,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlsplit
 from urllib.request import Request, urlopen
 
 from ferryman.sources import CursorExpired
+from tests.support.local_server import LocalServer
 
 PAGE = 10
 
@@ -28,7 +28,7 @@ class Reply(NamedTuple):
     cut: int = 0
 
 
-class ApiServer:
+class ApiServer(LocalServer):
     """Serves ``/rows?offset=`` and ``/changes?after=``.
 
     Attributes:
@@ -46,13 +46,11 @@ class ApiServer:
         self.kill_at = 0
         self._fault: Callable[[int], Reply | None] = lambda _: None
         self._count = 0
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"api": self}))
-        self._http.daemon_threads = True
-        threading.Thread(target=self._http.serve_forever, args=[0.01], daemon=True).start()
+        self._start(_Handler, api=self)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_port}"
+        return f"http://127.0.0.1:{self.port}"
 
     def fill(self, count: int) -> None:
         self.rows = {f"r{n}": {"id": f"r{n}", "text": f"Row {n}"} for n in range(count)}
@@ -76,13 +74,6 @@ class ApiServer:
 
     def page(self, offset: int) -> dict[str, Any]:
         return {"total": len(self.rows), "rows": list(self.rows.values())[offset : offset + PAGE]}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import http.client
 import ssl
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.support.local_server import LocalServer
 
 
-class FrontServer:
+class FrontServer(LocalServer):
     """Passes requests on to a server.
 
     Args:
@@ -19,26 +20,15 @@ class FrontServer:
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         self.server = (host, port)
         self._address = "http://127.0.0.1" if context is None else "https://localhost"  # as its certificate says
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (FrontHandler,), {"front": self}))
-        self._http.daemon_threads = True
-        if context is not None:
-            self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
-        threading.Thread(target=self._http.serve_forever, args=[0.01], daemon=True).start()
+        self._start(FrontHandler, context=context, front=self)
 
     @property
     def url(self) -> str:
-        return f"{self._address}:{self._http.server_port}"
+        return f"{self._address}:{self.port}"
 
     def handle(self, request: FrontHandler, body: bytes) -> bool:
         """Answer a request; returns False if it is to be passed on."""
         return False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
 
 
 class FrontHandler(BaseHTTPRequestHandler):

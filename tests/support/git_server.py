@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
+
+from tests.support.local_server import LocalServer
 
 _WHO = {
     "GIT_AUTHOR_NAME": "Ann Miller",
@@ -50,7 +52,7 @@ class GitRepository:
         return self.git("rev-parse", "HEAD")
 
 
-class GitServer:
+class GitServer(LocalServer):
     """Serves the repositories below a folder by HTTP.
 
     Attributes:
@@ -68,23 +70,14 @@ class GitServer:
         self.held = threading.Event()
         self.held.set()
         self.requests: list[tuple[str, dict[str, str]]] = []
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"server_of": self}))
-        self._http.daemon_threads = True
-        threading.Thread(target=self._http.serve_forever, args=[0.01], daemon=True).start()
+        self._start(_Handler, server_of=self)
 
     @property
     def host(self) -> str:
-        return f"127.0.0.1:{self._http.server_port}"
+        return f"127.0.0.1:{self.port}"
 
     def url(self, name: str) -> str:
         return f"http://{self.host}/{name}"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 from urllib.parse import urlsplit
+
+from tests.support.local_server import LocalServer
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Served:
     cut: int = 0
 
 
-class SiteServer:
+class SiteServer(LocalServer):
     """A site whose pages are ``pages``: path with query -> what it answers, or a function of the request's headers.
 
     Attributes:
@@ -50,13 +52,7 @@ class SiteServer:
         self.is_away = False
         self.connections = 0
         self._ended = threading.Event()
-        self._start(0)
-
-    def _start(self, port: int) -> None:
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"site": self}))
-        self._http.daemon_threads = True
-        self.port = self._http.server_port
-        threading.Thread(target=self._http.serve_forever, args=[0.01], daemon=True).start()
+        self._start(_Handler, site=self)
 
     @property
     def url(self) -> str:
@@ -85,13 +81,9 @@ class SiteServer:
         self.sent, self.statuses = [], Counter()
         return sorted(path for path in found if path not in ("/robots.txt", "/sitemap.xml") and not _is_probe(path))
 
-    def stop(self) -> None:
-        """Stop answering; ``start`` begins again at the same port."""
-        self._http.shutdown()
-        self._http.server_close()
-
     def start(self) -> None:
-        self._start(self.port)
+        """Answer again after ``stop``, at the same port."""
+        self._start(_Handler, port=self.port, site=self)
 
     def answer(self, path: str, headers: Mapping[str, str]) -> Served:
         served = self.pages.get(path, self.other)
@@ -103,12 +95,9 @@ class SiteServer:
             self._ended.wait(60)
         return served
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
-        self.stop()
+        super().__exit__(*error)
 
 
 def _is_probe(path: str) -> bool:

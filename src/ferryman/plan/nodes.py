@@ -406,6 +406,10 @@ class KeyedNode(DestinationNode):
         return validate_key(doc.fields[self.key], f"the field {self.key!r}")
 
 
+SHORT_KEY: Final = limits.KEY_BYTES // 4
+"""Characters of a key that is not too long, whatever they are."""
+
+
 def validate_key(value: Any, origin: str) -> str:
     """Return the key if it can be stored.
 

@@ -25,6 +25,7 @@ from ferryman.engine.transform.calls import signals_interrupt
 from ferryman.errors import describe, unless_interrupt
 from ferryman.memory import describe_memory_error, lacks_memory
 from ferryman.plan import KeyedNode, Plan, errors_node, sources_of
+from ferryman.plan.nodes import SHORT_KEY
 from ferryman.records.keys import BUCKETS, Contribution, bucket_of, contributions_of
 from ferryman.records.rows import EVENT_OF_ROW, OUTBOX_FILE, table_of
 from ferryman.sources import Log
@@ -230,7 +231,7 @@ class KeyAssigner:
             keys = [self._decode_key(each).key for each in rows["fields"].to_pylist()]
         except (msgspec.DecodeError, TypeError):
             return None
-        return keys if max(map(len, keys), default=0) <= limits.KEY_BYTES // 4 else None
+        return keys if max(map(len, keys), default=0) <= SHORT_KEY else None
 
     def _assign_each(self, rows: pa.Table) -> Iterator[_AssignedKey]:
         changeable = pc.invert(pc.is_in(rows["source"], value_set=pa.array(list(self._logs), pa.string())))

@@ -29,6 +29,7 @@ from ferryman.engine.transform.walk import (
     run_walk,
 )
 from ferryman.errors import unless_interrupt
+from ferryman.plan.nodes import SHORT_KEY
 from ferryman.records.families import encode_published
 
 _TIMED_ROWS: Final = 16
@@ -37,9 +38,6 @@ costs."""
 
 _LARGE_BYTES: Final = limits.MIB
 """Content of at least this size is staged by the general walk at once, instead of waiting for the rest of its block."""
-
-_SHORT_KEY: Final = limits.KEY_BYTES // 4
-"""Characters of a key that is not too long, whatever they are."""
 
 
 class Fallback(NamedTuple):
@@ -260,7 +258,7 @@ class BlockWalk:
         """Return whether a keyed node is certain to accept the document with these encoded fields."""
         if node.key_field:
             key = doc.fields.get(node.key_field)
-            return type(key) is str and len(key) <= _SHORT_KEY
+            return type(key) is str and len(key) <= SHORT_KEY
         assert node.accepts is not None
         self._walk.call_scope.step = ""
         try:
