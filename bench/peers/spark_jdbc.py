@@ -10,13 +10,11 @@ what is new, updates what differs and deletes what is missing.
 from __future__ import annotations
 
 import sys
-from urllib.parse import urlsplit
 
 import psycopg
-from pyspark.sql import SparkSession
+from jdbc import CREATE, overwrite, start_spark
 
 MODE, ROWS, URL, JAR = sys.argv[1:]
-CREATE = "CREATE TABLE IF NOT EXISTS documents (id text PRIMARY KEY, title text, body text, updated bigint)"
 MERGE = (
     """INSERT INTO documents SELECT id, title, body, updated FROM staging
     ON CONFLICT (id) DO UPDATE SET title = excluded.title, body = excluded.body, updated = excluded.updated
@@ -28,27 +26,8 @@ MERGE = (
 def main() -> None:
     with psycopg.connect(URL) as connection:
         connection.execute(CREATE)
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "2g")
-        .config("spark.jars", JAR)
-        .getOrCreate()
-    )
-    url = urlsplit(URL)
-    (
-        spark.read.parquet(ROWS)
-        .write.mode("overwrite")
-        .format("jdbc")
-        .option("truncate", "true")
-        .option("url", f"jdbc:postgresql://{url.hostname}:{url.port}{url.path}?reWriteBatchedInserts=true")
-        .option("driver", "org.postgresql.Driver")
-        .option("user", url.username)
-        .option("password", url.password)
-        .option("dbtable", "documents" if MODE == "overwrite" else "staging")
-        .option("batchsize", 10_000)
-        .save()
-    )
+    spark = start_spark(JAR)
+    overwrite(spark.read.parquet(ROWS), URL, "documents" if MODE == "overwrite" else "staging")
     if MODE == "merge":
         with psycopg.connect(URL) as connection:
             for statement in MERGE:

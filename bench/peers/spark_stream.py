@@ -10,13 +10,12 @@ at-least-once), so it is upserted: into a staging table, and from there in one t
 from __future__ import annotations
 
 import sys
-from urllib.parse import urlsplit
 
 import psycopg
-from pyspark.sql import DataFrame, SparkSession
+from jdbc import CREATE, overwrite, start_spark
+from pyspark.sql import DataFrame
 
 FEED, URL, CHECKPOINT, JAR = sys.argv[1:]
-CREATE = "CREATE TABLE IF NOT EXISTS documents (id text PRIMARY KEY, title text, body text, updated bigint)"
 APPLY = (
     """INSERT INTO documents
     SELECT DISTINCT ON (id) id, title, body, updated FROM staging ORDER BY id, updated DESC
@@ -29,19 +28,7 @@ APPLY = (
 
 def apply(batch: DataFrame, _: int) -> None:
     """Write the rows of a batch."""
-    url = urlsplit(URL)
-    (
-        batch.write.mode("overwrite")
-        .format("jdbc")
-        .option("truncate", "true")
-        .option("url", f"jdbc:postgresql://{url.hostname}:{url.port}{url.path}?reWriteBatchedInserts=true")
-        .option("driver", "org.postgresql.Driver")
-        .option("user", url.username)
-        .option("password", url.password)
-        .option("dbtable", "staging")
-        .option("batchsize", 10_000)
-        .save()
-    )
+    overwrite(batch, URL, "staging")
     with psycopg.connect(URL) as connection:
         for statement in APPLY:
             connection.execute(statement)
@@ -50,13 +37,7 @@ def apply(batch: DataFrame, _: int) -> None:
 def main() -> None:
     with psycopg.connect(URL) as connection:
         connection.execute(CREATE)
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "2g")
-        .config("spark.jars", JAR)
-        .getOrCreate()
-    )
+    spark = start_spark(JAR)
     (
         spark.readStream.schema("id string, title string, body string, updated long, deleted boolean")
         .parquet(FEED)
