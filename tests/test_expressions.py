@@ -111,6 +111,9 @@ def sample(items: Any) -> str:
     return text
 
 
+ENDS = ("\x7f", "''\"\"<>")
+"""What ends a hostile text: what hardly an expression names, and what those leave out that take all else."""
+
 REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 
 
@@ -122,9 +125,10 @@ def hostile(items: Any, before: str = "") -> Iterator[tuple[str, str, str]]:
             if most > 100:
                 fits = _compiler.compile(body, items.state.flags)
                 for fill in {*[c for c in CANDIDATES[:21] if fits.fullmatch(c)][:3], sample(body)} - {""}:
-                    yield before, fill, "\x7f"
-                    if before:
-                        yield "", before + fill, "\x7f"
+                    for end in ENDS:
+                        yield before, fill, end
+                        if before:
+                            yield "", before + fill, end
             yield from hostile(body, before)
             before += sample(body) * max(least, 1)
         elif op is _constants.SUBPATTERN:

@@ -24,7 +24,11 @@ name one of them, much differs."""
 _FEW_WORDS: Final = 20
 """Words of a page that is nearly empty: a frame without what a script would put into it."""
 
-_REFRESH: Final = re.compile(r"""\s*(\d*)(?:\.\d*)?\s*[;,\s]\s*(?:url\s*=\s*)?['"]?([^'"]+)['"]?\s*""", re.IGNORECASE)
+_REFRESH: Final = re.compile(
+    r"""\s*+(\d*+)[\d.]*+(?=[;,\s])\s*+[;,]?+\s*+(?:url\s*+=\s*+)?+['"]?+([^'"]++)""", re.IGNORECASE
+)
+"""Seconds and target of a ``meta refresh``, read as the HTML standard says (the shared declarative refresh steps)."""
+
 _REFRESH_S: Final = 1
 """Longest pause (seconds) after which a page that leads elsewhere by itself has moved; after a longer one it is read
 before."""
@@ -240,13 +244,13 @@ class _Collector:
             self._count(content)
 
     def _start_refresh(self, content: str) -> None:
-        given = _REFRESH.fullmatch(content)
-        target = normalize(given[2], self._base) if given else ""
+        given = _REFRESH.match(content)
+        target = normalize(given[2].strip(), self._base) if given else ""
         if not given or not target:
             return
         self._count(target)
         self._links[sys.intern(target)] = None
-        if int(given[1] or 0) <= _REFRESH_S and target != self._url:
+        if int(given[1][:9] or 0) <= _REFRESH_S and target != self._url:
             self._refresh = self._refresh or target
 
 
