@@ -172,7 +172,14 @@ def test_a_page_that_leads_nowhere_by_itself_stays(server: SiteServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "tag", ["<meta http-equiv=refresh content=300>", "<meta http-equiv=refresh content='30; /new'>"]
+    "tag",
+    [
+        "<meta http-equiv=refresh content=300>",
+        "<meta http-equiv=refresh content='30; /new'>",
+        f"<meta http-equiv=refresh content='{'9' * 5000}; /new'>",
+        f"<meta http-equiv=refresh content=';{' ' * 1_000_000}&quot;&quot;'>",
+    ],
+    ids=["nowhere", "after 30 s", "after ages", "a long blank"],
 )
 def test_a_page_that_is_shown_again_after_a_while_is_a_page(server: SiteServer, tag: str) -> None:
     server.page("/a", "The news of today", head=tag)
