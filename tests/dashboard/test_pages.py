@@ -55,6 +55,33 @@ def test_plans_in_trouble_come_first(place: Path, opened: Opened) -> None:
     assert text.index("zzz-v1 has failures") < text.index("aaa-v1 all arrived")
 
 
+def test_the_list_is_there_before_all_plans_are_counted(
+    world: PlanWorld, place: Path, opened: Opened, monkeypatch: Any
+) -> None:
+    """A thousand plans take a minute: those that were not counted yet say so, and are counted soon after."""
+    gate = threading.Event()
+    real = account.status
+
+    def status(root: Path, plan: Plan) -> Any:
+        if plan.name == "zzz":
+            gate.wait(60)
+        return real(root, plan)
+
+    other = PlanWorld(place / "other")
+    other.plan = Plan("zzz", version=1)
+    other.source().destination("out", other.out())
+    other.put("x")
+    other.run()
+    monkeypatch.setattr(account, "status", status)
+    site = opened(world.state, place)
+    site.answers.first_s = 1.5
+    text = _until(site, lambda text: "trial-v1 has failures" in text, "/")
+    assert "zzz-v1 is being counted" in text
+    assert "Parts of this page are being counted" in text
+    gate.set()
+    assert "zzz-v1 all arrived" in _until(site, lambda text: "being counted" not in text, "/")
+
+
 def _fail(doc: object) -> object:
     raise ValueError("no")
 
@@ -110,10 +137,10 @@ def test_a_page_that_has_to_count_first_loads_itself_again(world: PlanWorld, ope
     assert "Retry: 2 deliveries" in site.text(f"{PLAN}/confirm", verb="retry", status="failed")
 
 
-def _until(site: Any, holds: Callable[[str], bool]) -> str:
-    """Load the plan's page until it says something: as its own refresh does."""
+def _until(site: Any, holds: Callable[[str], bool], page: str = PLAN) -> str:
+    """Load a page until it says something: as its own refresh does."""
     deadline = time.monotonic() + 60
-    while not holds(text := site.text(PLAN)):
+    while not holds(text := site.text(page)):
         assert time.monotonic() < deadline, text
     return text
 

@@ -14,7 +14,7 @@ from ferryman import account
 from ferryman.account import families
 from ferryman.account.queries import last_entries, running
 from ferryman.counted_picture import svg_with_counts
-from ferryman.dashboard.answers import StillCounting
+from ferryman.dashboard.answers import KnownAnswer, StillCounting
 from ferryman.dashboard.places import PlanPlace, describe_error
 from ferryman.dashboard.web import PAGE_ROWS, NotFound, WebPage
 from ferryman.errors import FerrymanError
@@ -64,7 +64,7 @@ class PlanLine(NamedTuple):
 
 
 class PlanFacts(NamedTuple):
-    """Facts about a plan for the list of all, but for what runs.
+    """Facts about a plan for the list of all, but for what is running.
 
     Attributes:
         last: when its last wave began.
@@ -75,6 +75,23 @@ class PlanFacts(NamedTuple):
     stopped: list[dict[str, Any]]
 
 
+class KnownFacts(NamedTuple):
+    """What is known of a plan for the list of all.
+
+    Attributes:
+        version: of the state when it was read; None: it is to be read again.
+        facts: None: the state could not be read, because of the error.
+    """
+
+    version: Hashable
+    facts: PlanFacts | None
+    error: Exception | None = None
+
+
+_COUNTING: Final = "is being counted"
+"""State of a plan in the list that was not counted yet."""
+_LINES_S: Final = 0.5
+"""Seconds that the list of plans has for itself, of those that a page waits for the first answer."""
 _ORDER: Final = ("bad", "waits", "busy", "good", "none")
 
 
@@ -147,10 +164,16 @@ def totals(status: Mapping[str, Any]) -> dict[str, int]:
 def plans(page: WebPage) -> Response:
     """Show all plans, those in trouble first."""
     now = time.time()
-    answer = page.dashboard.answers.ask("plans", now // FRESH_S, lambda: _lines(page))
-    lines = answer.value
-    if answer.as_of is not None and now - answer.as_of > _OLD_S:
-        page.current(answer)
+    ask = page.dashboard.answers.ask
+    answers: list[KnownAnswer[Any]] = []
+    with contextlib.suppress(StillCounting):  # what is counted by now is shown
+        answers.append(ask("facts", now // FRESH_S, lambda: _count_facts(page), _LINES_S))
+    answers.append(ask("plans", now // FRESH_S, lambda: _lines(page)))
+    for answer in answers:
+        if answer.as_of is not None and now - answer.as_of > _OLD_S:
+            page.current(answer)
+    lines: list[PlanLine] = answers[-1].value
+    page.is_counting = any(line.verdict == _COUNTING for line in lines)
     number = page.number("page")
     shown = lines[(number - 1) * _PLANS : number * _PLANS]
     return page.render(
@@ -174,15 +197,20 @@ def _lines(page: WebPage) -> list[PlanLine]:
 def _line(page: WebPage, place: PlanPlace) -> PlanLine:
     """Return a plan's line; whatever is wrong with its state is in it."""
     nothing = dict.fromkeys(COUNTS, 0)
+    known: KnownFacts | None = page.dashboard.facts.get(place.root)
     try:
         if not place.exists:
             return PlanLine(place, "none", "never ran", nothing, None, "", None, "")
-        facts = _facts(page, place)
         active = running(place.root)
+        facts, error = (None, None) if known is None else (known.facts, known.error)
     except Exception as e:
-        verdict = type(e).__name__ if isinstance(e, FerrymanError) else "error"
+        error = e
+    if error is not None:
+        verdict = type(error).__name__ if isinstance(error, FerrymanError) else "error"
         names = {"StateDamaged": "damaged", "UsageError": "no state"}
-        return PlanLine(place, "bad", names.get(verdict, verdict), nothing, None, "", None, describe_error(e))
+        return PlanLine(place, "bad", names.get(verdict, verdict), nothing, None, "", None, describe_error(error))
+    if facts is None:
+        return PlanLine(place, "none", _COUNTING, nothing, None, "", None, "")
     counts = totals(facts.status)
     level, verdict = verdict_of(place, facts.status, counts, active, facts.stopped)
     until = None if active is None else active["until"]
@@ -193,18 +221,29 @@ def _line(page: WebPage, place: PlanPlace) -> PlanLine:
     return PlanLine(place, level, verdict, counts, facts.last, pace, until, "")
 
 
-def _facts(page: WebPage, place: PlanPlace) -> PlanFacts:
-    """Return what the list says of a plan; counted again only when its state has changed."""
-    version = version_of(place)
-    known: tuple[Any, PlanFacts] | None = page.dashboard.facts.get(place.root)
-    if known is not None and known[0] == version:
-        return known[1]
+def _count_facts(page: WebPage) -> None:
+    """Count what the list says of each plan whose state has changed. A thousand plans take a minute, so pages show what
+    is counted by then."""
+    facts = page.dashboard.facts
+    places = page.found.plans.values()
+    for root in facts.keys() - {place.root for place in places if place.exists}:
+        del facts[root]
+    for place in places:
+        if not place.exists:
+            continue
+        try:
+            version = version_of(place)
+            if place.root not in facts or facts[place.root].version != version:
+                facts[place.root] = KnownFacts(version, _find_facts(place))
+        except Exception as e:  # its line says so
+            facts[place.root] = KnownFacts(None, None, e)
+
+
+def _find_facts(place: PlanPlace) -> PlanFacts:
     plan = place.plan()
     waves = account.waves(place.root, 1, plan)
     last = waves[0]["created"] if waves else None
-    facts = PlanFacts(account.status(place.root, plan), last, account.stopped(place.root, plan))
-    page.dashboard.facts[place.root] = (version, facts)
-    return facts
+    return PlanFacts(account.status(place.root, plan), last, account.stopped(place.root, plan))
 
 
 def verdict_of(

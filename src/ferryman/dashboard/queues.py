@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
-from typing import Any, Final
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
 from starlette.responses import Response
 
 from ferryman import account
 from ferryman.counted_picture import svg_with_counts
+from ferryman.dashboard.answers import StillCounting
 from ferryman.dashboard.places import FlowPlace, IntakePlace, PlanPlace, QueuePlace, describe_error
 from ferryman.dashboard.plans import COUNTS, svg_response, totals, version_of
 from ferryman.dashboard.web import PAGE_ROWS, NotFound, WebPage
@@ -18,7 +20,10 @@ from ferryman.errors import FerrymanError, UsageError
 from ferryman.intake import Batch, Job, JobQueue, overview
 from ferryman.intake.audit import without_secrets
 from ferryman.intake.states import AccessState, BatchState, JobState
+from ferryman.plan.picture import svg
 from ferryman.queues import Queue
+
+T = TypeVar("T")
 
 _MESSAGES: Final = 20
 _BATCHES: Final = 1_000
@@ -126,7 +131,6 @@ def flow(page: WebPage) -> Response:
 
 def _plan_status(page: WebPage, place: FlowPlace) -> dict[str, Any]:
     """Return the status of each plan of a flow; zeros of one that never ran."""
-    version = tuple(version_of(each) for each in place.plans.values())
 
     def find() -> dict[str, Any]:
         return {
@@ -134,8 +138,15 @@ def _plan_status(page: WebPage, place: FlowPlace) -> dict[str, Any]:
             for label, each in place.plans.items()
         }
 
-    found: dict[str, Any] = page.current(page.dashboard.answers.ask(("flow", place.key), version, find))
-    return found
+    return _ask_of_flow(page, place, "status", find)
+
+
+def _ask_of_flow(page: WebPage, place: FlowPlace, question: str, find: Callable[[], T]) -> T:
+    """Return the answer to a question about a flow, kept until the state of one of its plans changes."""
+    version = tuple(version_of(each) for each in place.plans.values())
+    answer = page.dashboard.answers.ask(("flow", question, place.key), version, find, time.monotonic() - page.began)
+    value: T = page.current(answer)
+    return value
 
 
 def _nothing_yet(place: PlanPlace) -> dict[str, Any]:
@@ -146,11 +157,15 @@ def _nothing_yet(place: PlanPlace) -> dict[str, Any]:
 
 
 def flow_picture(page: WebPage) -> Response:
-    """Draw a flow with the counts of its plans."""
+    """Draw a flow with the counts of its plans; without them, as long as they are being counted."""
     place = _find_flow(page)
-    statuses = _plan_status(page, place)
     states = {label: (each.plan(), each.root) for label, each in place.plans.items()}
-    return svg_response(svg_with_counts(place.flow, states, statuses))
+    try:
+        statuses = _plan_status(page, place)
+        drawn = _ask_of_flow(page, place, "picture", lambda: svg_with_counts(place.flow, states, statuses))
+    except StillCounting:
+        drawn = svg(place.flow)
+    return svg_response(drawn)
 
 
 # --- intake ---

@@ -43,7 +43,7 @@ class Dashboard:
     """Objects that all pages share.
 
     Attributes:
-        facts: root of a state -> (version, what the list of all plans says of it).
+        facts: root of a state -> ``KnownFacts``, for the list of all plans.
     """
 
     def __init__(self, places: Places, settings: Settings, answers: Answers | None = None) -> None:
