@@ -60,9 +60,9 @@ def install() -> None:
 @pytest.fixture(scope="module")
 def started_servers() -> Iterator[None]:
     """This process starts its servers, as users' processes do."""
+    fork_server.fork_server().end()  # the next one is another
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork_server, "start_process", STARTED)
-        patch.setattr(fork_server, "_servers", {})
         yield
 
 
