@@ -17,7 +17,7 @@ import pytest
 
 from tests.servers.registry import Running
 from tests.servers.server import Server
-from tests.support import schedule
+from tests.support import forked_servers, schedule
 
 # Spark starts in half the time: what the second compiler makes faster, no test does long enough.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -48,11 +48,14 @@ hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_fork_server_ahead() -> None:
-    """A command that a test calls in this process would start one, which nobody takes where a runner is given."""
+def _quick_fork_servers() -> None:
+    """They are forked, not started; and not ahead: a command that a test calls in this process would start one that
+    nobody takes where a runner is given."""
     from ferryman.engine.runner import fork_server
 
     fork_server.start_ahead = lambda: None
+    forked_servers.ready()
+    forked_servers.install()
 
 
 @pytest.fixture(scope="session")

@@ -41,19 +41,22 @@ class Expression(NamedTuple):
 def expressions() -> Iterator[Expression]:
     """Yield every expression that the code compiles or uses, but those made of what a user gives."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text())
+        code = path.read_text()
+        if not re.search(r"\bre\.[a-z]", code):  # to parse the others takes seconds
+            continue
+        nodes = [*ast.walk(ast.parse(code))]
         names = {
             call: target.id
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Assign | ast.AnnAssign) and (call := node.value) is not None
             for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
             if isinstance(target, ast.Name)
         }
         uses: dict[str, set[str]] = {}
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in METHODS:
                 uses.setdefault(node.value.id, set()).add(node.attr)
-        for node in ast.walk(tree):
+        for node in nodes:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
             if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "re"):

@@ -48,6 +48,7 @@ def serve(path: str) -> None:
     from ferryman.engine import driver
     from ferryman.engine.runner import fork_server
     from ferryman.testing.inprocess import InProcess
+    from tests.support import forked_servers
 
     @contextlib.contextmanager
     def in_process(*_: Any, **__: Any) -> Iterator[InProcess]:
@@ -58,6 +59,7 @@ def serve(path: str) -> None:
     root_command()
     driver.open_runner = in_process  # type: ignore[assignment]
     fork_server.start_ahead = lambda: None  # nobody takes it
+    forked_servers.install()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

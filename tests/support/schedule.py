@@ -11,18 +11,43 @@ from fnmatch import fnmatch
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-TOGETHER = (
-    "tests/crash/test_servers.py",
-    "tests/destinations/test_*opensearch*.py",
-    "tests/destinations/test_solr.py",
-    "tests/docs/test_connectors.py",
-    "tests/docs/test_examples.py",
-    "tests/engine/*spark.py",
+ALONE = (
+    "tests/engine/test_yarn_spark.py",
+    "tests/engine/test_twins_spark.py",
+    "tests/engine/test_preflight_spark.py",
+    "tests/engine/transform/test_memory_spark.py",
+    "tests/engine/transform/test_killers_spark.py",
+    "tests/engine/runner/test_imports_spark.py",
 )
-"""Files for one process: each process that needs OpenSearch, Solr or a session of Spark starts its own, which takes a
-core up to 20 s."""
+"""Files that start a Spark of their own for each test."""
 
-LONGEST = (*TOGETHER, "tests/*spark*.py", "tests/crash/*.py", "tests/docs/test_how_to.py", "tests/engine/*.py")
+TOGETHER = {
+    "spark": ("tests/engine/*spark.py", "tests/engine/runner/test_spark_runner.py"),
+    "search": (
+        "tests/crash/test_servers.py",
+        "tests/destinations/test_*opensearch*.py",
+        "tests/destinations/test_*elasticsearch*.py",
+        "tests/destinations/test_front_servers.py",
+        "tests/destinations/test_solr.py",
+        "tests/destinations/test_vectors_search.py",
+        "tests/destinations/test_verify_servers.py",
+        "tests/docs/test_connectors.py",
+        "tests/docs/test_examples.py",
+        "tests/docs/test_move_an_index.py",
+        "tests/sources/test_indexes.py",
+    ),
+    "kafka": ("tests/kafka/*.py",),
+    "cassandra": ("tests/mirror/*.py", "tests/destinations/test_cassandra.py", "tests/docs/test_cassandra.py"),
+    "mysql": ("tests/destinations/test_*mysql.py", "tests/engine/deliver/test_databases.py"),
+}
+"""Files for one process: each process that needs a session of Spark, OpenSearch, Solr, Kafka or Cassandra starts its
+own, which takes a core up to 20 s."""
+
+LONGEST = (
+    *ALONE,
+    *(pattern for patterns in TOGETHER.values() for pattern in patterns),
+    *("tests/*spark*.py", "tests/crash/*.py", "tests/docs/test_how_to.py", "tests/engine/*.py"),
+)
 """Files that run first, in this order; then the others, by their names. ``*`` stands for folders, too."""
 
 
@@ -41,7 +66,14 @@ class LongestFirst(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = _file(nodeid)
-        return "together" if any(fnmatch(file, pattern) for pattern in TOGETHER) else file
+        return _group(file) or file
+
+
+def _group(file: str) -> str | None:
+    """The name of the files that it runs with, if there are any."""
+    if file in ALONE:
+        return None
+    return next((name for name, those in TOGETHER.items() if any(fnmatch(file, pattern) for pattern in those)), None)
 
 
 def _turn(file: str) -> int:

@@ -18,6 +18,8 @@ from typing import IO, Any, Final, NoReturn, Self
 
 import msgspec
 
+from tests.support import forked_servers
+
 _WAKE: Final = b"wake"
 _KILL: Final = b"kill"
 
@@ -70,6 +72,7 @@ class Zygote:
 
 def serve(name: str, output: str, jobs: IO[bytes]) -> None:
     child = importlib.import_module(name)
+    forked_servers.install()
     importlib.import_module("pyarrow.dataset")  # else each child that reads a table loads it, and pandas with it
     gc.freeze()  # else each child copies what it looks for garbage in
     stopped: list[int] = []

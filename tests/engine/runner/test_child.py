@@ -22,9 +22,12 @@ from ferryman.engine.runner.fork_server import ForkServer, fork_server
 from ferryman.errors import WorkerDied
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues import upkeep
+from tests.support.forked_servers import started_servers
 from tests.support.in_store import faulty, states
 
-__all__ = ["faulty", "states"]
+__all__ = ["faulty", "started_servers", "states"]
+
+pytestmark = pytest.mark.usefixtures("started_servers")
 
 CONTEXT = DestinationContext("tests", 1, "out", 1, Guarantee.EXACTLY_ONCE, "here")
 

@@ -30,7 +30,7 @@ preloaded = [
 ]
 """Modules that children need. Others that are added here are loaded once, not in each child."""
 
-_ONE_THREAD: Final = {
+ONE_THREAD: Final = {
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
@@ -58,18 +58,7 @@ class ForkServer:
         self._lock = threading.Lock()
         self._socket, server_socket = socket.socketpair()
         with server_socket:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(server_socket.fileno()), *preloaded],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # a command's output may be for a program
-                env={
-                    **self.environment(),
-                    **_ONE_THREAD,
-                    "PYTHONPATH": os.pathsep.join(_import_path()),
-                    "PYTHONSAFEPATH": "1",
-                },
-                pass_fds=[server_socket.fileno()],
-            )
+            self._process = start_process(server_socket.fileno(), self.environment())
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of a child that starts now."""
@@ -129,6 +118,26 @@ class ForkServer:
             raise WorkerDied("the process that its child processes are forked from was killed from outside")
         (number,) = _ANSWER.unpack(answer)
         return int(number)
+
+
+def start_process(descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process that answers requests at the socket with this descriptor; it ends when the other end is closed.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, str(descriptor), *preloaded],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # a command's output may be for a program
+        env={
+            **environment,
+            **ONE_THREAD,
+            "PYTHONPATH": os.pathsep.join(_import_path()),
+            "PYTHONSAFEPATH": "1",
+        },
+        pass_fds=[descriptor],
+    )
 
 
 _servers: Final[dict[int, ForkServer]] = {}
