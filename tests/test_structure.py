@@ -170,6 +170,50 @@ def test_modules_are_few_and_full() -> None:
     assert sum(map(len, imports().values())) <= 6.9 * len(modules())
 
 
+KEPT = {
+    "ferryman.crash._armed": "crash points that a test has armed",
+    "ferryman.destinations.file_index.copies": "copies of indexes, compared with what is there at each use",
+    "ferryman.engine.answers._NOTHING": "stays empty",
+    "ferryman.engine.runner.child._own_ends": "pipes of this process, if it is a child",
+    "ferryman.engine.runner.fork_server._ahead": "what is loaded before the first fork",
+    "ferryman.engine.runner.fork_server._locks": "by process",
+    "ferryman.engine.runner.fork_server._servers": "by process",
+    "ferryman.engine.runner.sessions._before_spark": "a handler of signals, put back at the end",
+    "ferryman.engine.runner.sessions._own_sessions": "sessions that are ours, with their users",
+    "ferryman.engine.transform.event_loop._loops": "by process; a lost one is replaced",
+    "ferryman.intake.store.memory._SHARED": "queues in memory, which the process shares by name",
+    "ferryman.net.drive_clients._made": "classes",
+    "ferryman.proof.faults._clocks": "clocks that a proof has put forward, by process",
+    "ferryman.storage.delta._open_logs": "logs, moved on at each use",
+    "ferryman.storage.files._durable_folders": "folders whose names are durable",
+    "ferryman.storage.objects._opened": "clients of object stores",
+    "ferryman.storage.objects._prepared_folders": "folders of copies that were made",
+    "ferryman.storage.query._idle_databases": "connections of DuckDB without any content",
+}
+"""What modules collect while the process lives. None of it says of a server or a file what may have changed."""
+
+COLLECTIONS = {"dict", "set", "list", "defaultdict", "OrderedDict", "deque", "Counter", "WeakKeyDictionary"}
+
+
+def collections_of(tree: ast.Module) -> Iterator[str]:
+    """Names of a module's collections that are empty when it is loaded: somebody puts something into them."""
+    for node in tree.body:
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            continue
+        value = node.value
+        entries = value.keys if isinstance(value, ast.Dict) else getattr(value, "elts", None)
+        empty = isinstance(value, ast.Dict | ast.List | ast.Set) and not entries
+        made = isinstance(value, ast.Call) and not value.args and ast.unparse(value.func).split(".")[-1] in COLLECTIONS
+        if empty or made:
+            yield ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+
+
+def test_what_a_run_found_out_is_not_kept_in_a_module() -> None:
+    """Another server may have the address of one that was away, and a file may have become another one."""
+    found = {f"{name}.{each}" for name, tree in modules().items() for each in collections_of(tree)}
+    assert found == KEPT.keys()
+
+
 def test_names_that_count_as_used_exist() -> None:
     """The list for the search for dead code (scripts/vulture.toml) has no name that is gone itself."""
     root = PACKAGE.parents[1]

@@ -222,7 +222,7 @@ class Document(MutableMapping[str, Any]):
             PermanentError: a field holds what cannot be copied (a lock, a generator); names it.
         """
         try:
-            fields = {n: v if type(v) in _IMMUTABLE else copy_value(v) for n, v in self._fields.items()}  # most are
+            fields = {n: v if type(v) in _IMMUTABLE else copy_value(v) for n, v in self.fields.items()}  # most are
         except BaseException as e:
             raise _copy_error(self._fields, unless_interrupt(e)) from None
         copy = Document.of(self.id, fields, self.raw)

@@ -12,9 +12,28 @@ from typing import Any
 import pytest
 
 from ferryman import sources
-from ferryman.destinations import Destination, DestinationContext, Guarantee, OpenSearch, Solr, Sql, Webhook
+from ferryman.destinations import (
+    Cassandra,
+    Destination,
+    DestinationContext,
+    Directory,
+    Elasticsearch,
+    Guarantee,
+    JsonLines,
+    Kafka,
+    LanceDB,
+    Milvus,
+    OpenSearch,
+    Qdrant,
+    Redis,
+    Solr,
+    Sql,
+    Webhook,
+)
 from ferryman.destinations.sql.search import search
 from ferryman.errors import PermanentError, PlanError, TransientError, UsageError
+from ferryman.net.cassandra import CassandraServers
+from ferryman.storage.objects import ObjectPath
 from ferryman.testing.destinations import delivery
 from tests.destinations.conftest import TlsServer
 from tests.support.receiver import Receiver, Reply, Request, closed_port
@@ -83,13 +102,24 @@ WITH_TOKEN: dict[str, Callable[[str], Destination]] = {
     "Solr": lambda token: Solr("http://localhost:8983/solr/plays", auth=token),
     "Webhook": lambda token: Webhook("http://localhost/hook", headers={"x-token": token}),
 }
+ANY_WITH_TOKEN: dict[str, Callable[[str], object]] = {
+    **WITH_TOKEN,
+    "Elasticsearch": lambda token: Elasticsearch("http://localhost:9200", "plays", auth=token),
+    "Qdrant": lambda token: Qdrant("http://localhost", "plays", vectors={"v": 3}, api_key=token),
+    "Milvus": lambda token: Milvus("http://localhost", "plays", vectors={"v": 3}, token=token),
+    "sources.OpenSearch": lambda token: sources.OpenSearch("http://localhost:9200", "plays", auth=token),
+    "sources.Solr": lambda token: sources.Solr("http://localhost:8983/solr/plays", auth=token),
+    "Site": lambda token: sources.Site("http://localhost/", auth=token),
+    "Site, a header": lambda token: sources.Site("http://localhost/", headers={"x-token": token}),
+    "Git": lambda token: sources.Git("http://localhost/a.git", auth=token),
+}
 
 
 @pytest.mark.parametrize("token", UNFIT, ids=ascii)
-@pytest.mark.parametrize("build", WITH_TOKEN.values(), ids=[*WITH_TOKEN])
-def test_a_value_that_no_header_may_have(build: Callable[[str], Destination], token: str) -> None:
+@pytest.mark.parametrize("build", ANY_WITH_TOKEN.values(), ids=[*ANY_WITH_TOKEN])
+def test_a_value_that_no_header_may_have(build: Callable[[str], object], token: str) -> None:
     """Refused when the plan is made, by the argument's name, and never shown."""
-    with pytest.raises(PlanError, match=r"(auth=|the value of x-token) holds") as caught:
+    with pytest.raises(UsageError, match=r"(auth=|token=|api_key=|the value of x-token) holds") as caught:
         build(token)
     assert SECRET not in f"{caught.value} {caught.value!r}"
 
@@ -99,10 +129,16 @@ def test_a_header_that_cannot_be_one() -> None:
         Webhook("http://localhost/hook", headers={"x token": "a"})
 
 
-@pytest.mark.parametrize("password", [f"{SECRET}\nx", f"{SECRET}\0"])
-def test_a_password_with_a_line_break_in_it(password: str) -> None:
-    for build in (partial(OpenSearch, "http://h", "i"), partial(Solr, "http://h/solr/i")):
-        with pytest.raises(PlanError, match="auth= holds a line break") as caught:
+@pytest.mark.parametrize("password", [f"{SECRET}\nx", f"{SECRET}\0", f"{SECRET}\ud800"])
+def test_a_password_that_cannot_be_sent(password: str) -> None:
+    """With a line break in it, or half a character."""
+    for build in (
+        partial(OpenSearch, "http://h", "i"),
+        partial(Solr, "http://h/solr/i"),
+        partial(sources.Site, "http://h/"),
+        partial(sources.Git, "http://h/a.git"),
+    ):
+        with pytest.raises(UsageError, match=r"auth= holds (a line break|half a character)") as caught:
             build(auth=("me", password))
         assert SECRET not in str(caught.value)
 
@@ -134,12 +170,23 @@ def test_a_variable_that_no_header_may_have(
         assert SECRET not in str(caught.value)
 
 
-UNCLEAR = ("p/w", "p#w", "p?w", "p@w", "12/34", "/w", "99999999/w")
+UNCLEAR = ("p/w", "p#w", "p?w", "p@w", "12/34", "/w", "99999999/w", "xq7@xq8/w", "xq7@xq8.xq9?w", "a@b#w")
 WITH_URL: dict[str, Callable[[str], object]] = {
     "OpenSearch": lambda login: OpenSearch(f"https://{login}@search:9200", "plays"),
     "Solr": lambda login: Solr(f"http://{login}@solr:8983/solr/plays"),
     "Webhook": lambda login: Webhook(f"https://{login}@example.org/hook"),
     "Sql": lambda login: Sql(f"postgresql://{login}@db.example.org/plays"),
+    "Redis": lambda login: Redis(f"redis://{login}@cache:6379/0"),
+    "Qdrant": lambda login: Qdrant(f"https://{login}@search:6333", "plays", vectors={"v": 3}),
+    "LanceDB": lambda login: LanceDB(f"s3://{login}@bucket/plays", vectors={"v": 3}),
+    "Directory": lambda login: Directory(f"sftp://{login}@host/folder"),
+    "Directory in a store": lambda login: Directory(f"s3://{login}@bucket/folder"),
+    "JsonLines": lambda login: JsonLines(f"ftp://{login}@host/folder"),
+    "sources.OpenSearch": lambda login: sources.OpenSearch(f"https://{login}@search:9200", "plays"),
+    "Site": lambda login: sources.Site(f"https://{login}@example.org/"),
+    "Git": lambda login: sources.Git(f"https://{login}@example.org/a.git"),
+    "PostgresChanges": lambda login: sources.PostgresChanges(f"postgresql://{login}@db:5432/plays", tables="a"),
+    "a mirror in Cassandra": lambda login: CassandraServers.from_url(f"cassandra://{login}@db-1,db-2/keyspace"),
     "sources.Sql": lambda login: sources.Sql(f"postgresql://{login}@localhost:5432/plays", "SELECT 1", id="id"),
     "Files": lambda login: sources.Files(f"ftp://{login}@host/folder"),
     "Csv": lambda login: sources.Csv(f"zip://a.csv::ftp://{login}@host/a.zip"),
@@ -168,10 +215,30 @@ def test_a_password_that_is_not_percent_encoded(build: Callable[[str], object], 
         "http://me:p%2Fw%40@hooks:443/x",
         "http://[::1]:8080/a@b.c",
         "http://me:${PASSWORD}@hooks:443/x",
+        "http://me@hooks:443/a@b",
+        "http://me:p%40w@hooks:443/a%40b",
     ],
 )
 def test_a_url_that_can_be_read_in_one_way(url: str) -> None:
     assert Webhook(url).url == url
+
+
+WITH_HOSTS: dict[str, Callable[[str], object]] = {
+    "Kafka": lambda hosts: Kafka(hosts, "plays"),
+    "sources.Kafka": lambda hosts: sources.Kafka(hosts, "plays"),
+    "Cassandra": lambda hosts: Cassandra(hosts, "plays", "documents"),
+    "a mailbox": sources.Mailbox,
+    "a state": ObjectPath.parse,
+}
+
+
+@pytest.mark.parametrize("password", UNCLEAR)
+@pytest.mark.parametrize("build", WITH_HOSTS.values(), ids=[*WITH_HOSTS])
+def test_a_login_where_none_belongs(build: Callable[[str], object], password: str) -> None:
+    """It is refused, and not shown."""
+    with pytest.raises(UsageError) as caught:
+        build(f"ftp://me:{password}@host:9092")
+    assert not any(part in str(caught.value) for part in re.split("[/#?@]", password) if len(part) > 1)
 
 
 def test_a_variable_that_makes_a_url_unclear(monkeypatch: pytest.MonkeyPatch) -> None:

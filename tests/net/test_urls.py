@@ -20,6 +20,7 @@ from ferryman.net import urls
         ("https://me:sec#ret@host:8443/a", "https://host:8443/a"),
         ("https://me:s?c?ret@host/a", "https://host/a?…"),
         ("https://me:12/34@host/a", "https://host/a"),
+        ("https://me:sec@ret/x@host/a", "https://host/a"),
         ("//me:secret@host/a", "//host/a"),
         ("me:secret@host/a", "host/a"),
         ("https://host/@name/x?a=b@c#d?e", "https://host/@name/x?…"),

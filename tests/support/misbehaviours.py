@@ -603,9 +603,15 @@ _rows(
         "the origin is gone": (_without("origin_id"), "cannot be deleted"),
         "the version is gone": (_without("version"), "cannot be deleted"),
         "refused is gone": (_without("refused"), "cannot be deleted"),
-        "a document of another class": (_of_another_class, "no fields"),
         "changed, then failed": (_changed_when_it_fails, "ValueError: after changes"),
     },
+    without=("arrow", "join"),
+)
+_rows(
+    "change",
+    "failed",
+    {"a document of another class": (_of_another_class, "no fields")},
+    but={"duplicate": ("rejected", "cannot be copied (ValueError: no fields)")},
     without=("arrow", "join"),
 )
 _rows(

@@ -183,6 +183,10 @@ class LanceDB(VectorDestination):
         self._table: Any = None
         self._wrote = False
         findings = list(declaration_findings(vectors))
+        try:
+            urls.check_login(self.uri)
+        except ValueError as e:
+            findings.append(str(e))
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", table):
             findings.append(f"table={table!r}: give a name of letters, digits and _.-")
         if vectors and not findings and (taken := [name for name in vectors if name in OWN_COLUMNS]):

@@ -147,7 +147,7 @@ class Milvus(VectorServer):
         database: str = "",
     ) -> None:
         name = f"Milvus(…, {collection!r})"
-        checked, _ = check_destination(name, uri, token)
+        checked, _ = check_destination(name, uri, token, argument="token=")
         self.token = None if checked is None else str(checked)
         self.uri = uri.rstrip("/")
         self.collection = collection

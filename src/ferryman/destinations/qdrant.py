@@ -160,7 +160,7 @@ class Qdrant(VectorServer):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         name = f"Qdrant(…, {collection!r})"
-        self.api_key, _ = check_destination(name, url, api_key)
+        self.api_key, _ = check_destination(name, url, api_key, argument="api_key=")
         self.url = url.rstrip("/")
         self.collection = collection
         self.text = text

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 from urllib.parse import unquote
 
 from ferryman.errors import DeliveryError, Misconfigured, Unavailable, UsageError
+from ferryman.net import urls
 from ferryman.net.http import expand_variables
 
 PORT: Final = 9042
@@ -172,6 +173,10 @@ class CassandraServers:
         Raises:
             UsageError: it is not such a URL.
         """
+        try:
+            urls.check_login(url)
+        except ValueError as e:
+            raise UsageError(f"cassandra://…: {e}.") from None
         scheme, _, rest = url.partition("://")
         authority, _, path = rest.partition("/")
         login, _, hosts = authority.rpartition("@")
@@ -264,7 +269,10 @@ def _check_hosts(hosts: str | Iterable[str]) -> Iterator[tuple[str, int]]:
     each = [part.strip() for part in hosts.split(",")] if isinstance(hosts, str) else list(hosts)
     found = [_HOST.fullmatch(part) if isinstance(part, str) else None for part in each]
     if not found or not all(found):
-        raise UsageError(f"hosts={hosts!r}: give host or host:port, or several of them, as in ['db-1', 'db-2:9043'].")
+        raise UsageError(
+            f"hosts={urls.without_logins(hosts)}: give host or host:port, or several of them, as in "
+            "['db-1', 'db-2:9043']."
+        )
     for match in found:
         assert match is not None
         yield match["host"].strip("[]"), int(match["port"] or PORT)

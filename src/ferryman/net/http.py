@@ -373,9 +373,12 @@ def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_destination(
-    name: str, url: str, auth: Auth | None = None, headers: Mapping[str, str] | None = None
+    name: str, url: str, auth: Auth | None = None, headers: Mapping[str, str] | None = None, *, argument: str = "auth="
 ) -> tuple[Auth | None, dict[str, str]]:
     """Return the credentials and headers of a destination, checked.
+
+    Args:
+        argument: names the one of the credentials in the message.
 
     Raises:
         PlanError: a header's name or value is invalid, or the URL's password is not percent-encoded. The message begins
@@ -383,22 +386,26 @@ def check_destination(
     """
     try:
         urls.check_login(url)
-        return check_auth(auth), check_headers(headers or {})
+        return check_auth(auth, argument), check_headers(headers or {})
     except ValueError as e:
         raise PlanError([f"{name}: {e}"]) from None
 
 
-def check_auth(auth: Auth | None) -> Auth | None:
-    """Return credentials as given to a destination, checked: the value of a header, or user and password.
+def check_auth(auth: Auth | None, argument: str = "auth=") -> Auth | None:
+    """Return credentials as given to a source or destination, checked: the value of a header, or user and password.
 
     Raises:
         ValueError: there are control characters in it, or the header's value is beyond Latin-1; it is not shown.
     """
     if auth is None or isinstance(auth, str):
-        return auth and check_header("auth=", auth)
+        return auth and check_header(argument, auth)
     user, password = (part.strip("\r\n") for part in auth)
     if _CONTROL.search(user + password):
-        raise ValueError("auth= holds a line break or another control character. Correct it")
+        raise ValueError(f"{argument} holds a line break or another control character. Correct it")
+    try:
+        urls.basic_auth(user + password)
+    except UnicodeEncodeError:
+        raise ValueError(f"{argument} holds half a character, which cannot be sent. Correct it") from None
     return user, password
 
 

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ferryman.errors import DeliveryError, Misconfigured, Unavailable, UsageError
+from ferryman.net import urls
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message, Producer
@@ -105,7 +106,10 @@ def check_servers(servers: str | Iterable[str]) -> str:
     """
     each = [part.strip() for part in (servers.split(",") if isinstance(servers, str) else servers)]
     if not each or not all(isinstance(part, str) and _SERVER.fullmatch(part) for part in each):
-        raise UsageError(f"servers={servers!r}: give host:port, or several of them, as in 'kafka-1:9092,kafka-2:9092'.")
+        raise UsageError(
+            f"servers={urls.without_logins(servers)}: give host:port, or several of them, as in "
+            "'kafka-1:9092,kafka-2:9092'."
+        )
     return ",".join(each)
 
 

@@ -85,20 +85,28 @@ def check_login(url: str) -> None:
     """Check that a URL can be divided into login, host and the rest in one way only.
 
     Raises:
-        ValueError: its password seems to hold ``@``, ``/``, ``#`` or ``?``, so that a part of it would be taken for the
+        ValueError: its password may hold ``@``, ``/``, ``#`` or ``?``, so that a part of it would be taken for the
             host, and shown. The message has nothing of the URL.
     """
     rest = url.partition("//")[2]
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    login, _, _ = authority.rpartition("@")
     before_at, at, host = rest[len(authority) :].rpartition("@")
     name, colon, port = authority.rpartition("]")[2].rpartition(":")
-    ambiguous = authority.count("@") > 1
+    ambiguous = "@" in login or bool(at and ":" in login)
     if at and colon and "@" not in authority:  # host:port, or a user and the beginning of a password
         ambiguous = not (port.isdecimal() and int(port) < 1 << 16)
         if name and "." not in name and "=" not in before_at and not before_at.endswith("/"):
-            ambiguous |= re.match(r"[\w-]+(?:\.|:\d|/|\Z)", host) is not None
+            ambiguous |= re.match(r"[\w-]+(?:[.,/]|:\d|\Z)", host) is not None
     if ambiguous:
-        raise ValueError("the url's password cannot be told from its host: percent-encode @ / # ? in the password")
+        raise ValueError(
+            "the url's password cannot be told from its host: percent-encode @ / # ? in the password, and @ in the path"
+        )
+
+
+def without_logins(hosts: object) -> str:
+    """Return what was given for hosts, as ``repr`` has it, without what is before an ``@``: it may be a password."""
+    return re.sub(r"[^\s,'\"\[(]*[^,'\"]*@", "", repr(hosts))
 
 
 def basic_auth(login: str) -> str:

@@ -66,6 +66,11 @@ class Bucket:
         self._only = only
         self._drive = Drive(url, options)
         self._changes = changes_of(url)
+        self._distrusts_etags: bool | None = None
+        """Whether the server's etags mean nothing; None: it was not found out yet."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_distrusts_etags": None}
 
     @property
     def where(self) -> str:
@@ -317,7 +322,7 @@ class Bucket:
     def _fingerprint(self, info: dict[str, Any], size: int, trusted: float) -> str:
         """Return a file's fingerprint: an etag or checksum, else size and time; "" if the store gives nothing
         reliable."""
-        if _distrusted.get(self._drive.url):
+        if self._distrusts_etags:
             return ""
         seconds = _modified_s(info)
         is_old = seconds is not None and seconds < trusted
@@ -330,27 +335,22 @@ class Bucket:
     def _judge_etags(self, entries: list[dict[str, Any]], findings: FolderFindings) -> None:
         """Find out whether the server's etags say whether a file has changed. A weak one does not, nor does one that is
         another one in each answer: then nothing that this server says of changes is believed."""
-        url = self._drive.url
         tagged = [info for info in entries if info.get("ETag")]
-        if self._changes.etags or not tagged or _distrusted.get(url):
+        if self._changes.etags or not tagged or self._distrusts_etags:
             return
         why = "weak" if any(str(info["ETag"]).startswith("W/") for info in tagged) else ""
-        if not why and url not in _distrusted:
+        if not why and self._distrusts_etags is None:
             one = tagged[0]
             again = self._drive.call(lambda fs: fs.info(one["name"]))
             same_file = (again["size"], again.get("mtime")) == (one["size"], one.get("mtime"))
             if same_file and again["ETag"] != one["ETag"]:
                 why = "another one in each answer"
-        _distrusted[url] = bool(why)
+        self._distrusts_etags = bool(why)
         if why:
             findings.notes.append(
                 f"{self.where}: the etags of this server are {why}, and do not say whether a file has changed: every "
                 "scan reads every file"
             )
-
-
-_distrusted: dict[str, bool] = {}
-"""URL -> whether its server's etags mean nothing, as this process has found."""
 
 
 class _Stream(io.RawIOBase):

@@ -123,7 +123,7 @@ class Git(Source):
             raise UsageError("Git(): timeout_s and max_bytes must be above 0.")
         self.ref = ref
         self._globs = Globs(include, exclude)
-        self._auth = auth
+        self._auth = _check_auth(auth)
         self._dates = dates
         self._link = link or _LINKS.get(urlsplit(self._url).hostname or "", "{url}#{path}")
         self._max_bytes = max_bytes
@@ -636,6 +636,18 @@ def _split_login(url: str) -> tuple[str, str]:
     if not at or (parts.scheme == "ssh" and ":" not in login):
         return url, ""
     return urlunsplit(parts._replace(netloc=host)), unquote(login)
+
+
+def _check_auth(auth: str | tuple[str, str] | None) -> str | tuple[str, str] | None:
+    """Return credentials, checked; a message has no value in it."""
+    if auth is None:
+        return None
+    from ferryman.net import http
+
+    try:
+        return http.check_auth(auth)
+    except ValueError as e:
+        raise UsageError(f"Git(): {e}.") from None
 
 
 def _authorization(url: str, auth: str | tuple[str, str] | None) -> tuple[list[str], dict[str, str]]:

@@ -25,6 +25,7 @@ from ferryman.net.mailboxes import (
     unquote_lines,
 )
 from ferryman.net.relative_paths import absolute
+from ferryman.net.urls import redact
 from ferryman.sources.base import Bookmark, Detect, Fetched, Listed, Source, Unchanged, id_of, name_of, printable_path
 from ferryman.sources.mail import (
     KnownMail,
@@ -95,6 +96,10 @@ class Mailbox(Source):
         super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
         if max_bytes < 1:
             raise UsageError("Mailbox(): max_bytes must be above 0.")
+        if "://" in os.fspath(path):
+            raise UsageError(
+                f"Mailbox({redact(os.fspath(path))!r}): give a path of this machine; Imap reads from a server."
+            )
         self.path = absolute(path)
         self.folders = check_patterns("Mailbox", "folders", folders)
         self.exclude = check_patterns("Mailbox", "exclude", exclude)

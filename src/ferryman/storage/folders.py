@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, NamedTuple, Protocol, cast
+from typing import Any, BinaryIO, Final, Literal, Protocol, cast
 
 from ferryman import crash
 from ferryman.errors import EngineError, FerrymanError, Misconfigured, TransientError, Unavailable, UsageError
@@ -289,15 +289,6 @@ class ObjectFolder:
             return list(pool.map(work, items))
 
 
-class _DriveFacts(NamedTuple):
-    replaces: bool
-    """Whether a rename over a file leaves its name in place."""
-
-
-_facts: dict[str, _DriveFacts] = {}
-"""Facts of a drive's server that this process has found out, by URL."""
-
-
 class DriveFolder:
     """Folder on a drive, see ``TargetFolder``."""
 
@@ -310,9 +301,11 @@ class DriveFolder:
         self.target = drives.without_login(url.rstrip("/"))
         self._made: set[str] = set()
         self._listed: dict[str, dict[str, Kind]] = {}
+        self._replaces: bool | None = None
+        """Whether a rename over a file leaves its name in place; None: it was not found out yet."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": set(), "_listed": {}}
+        return {**self.__dict__, "_made": set(), "_listed": {}, "_replaces": None}
 
     def not_installed(self) -> str:
         return self._drive.not_installed()
@@ -378,21 +371,19 @@ class DriveFolder:
         return [entry for entry in entries if (then := _time_of(entry)) is not None and then < now - STALE_S]
 
     def _find_out(self) -> None:
-        """Find out, once in each process, whether a file can be replaced in one step."""
-        if self.target in _facts:
+        """Find out whether a file can be replaced in one step, unless it is known."""
+        if self._replaces is not None:
             return
         one, two = (self._drive.path(f"{_NEW}/{uuid.uuid4().hex}") for _ in range(2))
         for path in (one, two):
             self._call("upload", path, b"")
-        replaces = bool(self._drive.call(lambda fs: fs.replaces_at_once(one, two)))
+        self._replaces = bool(self._drive.call(lambda fs: fs.replaces_at_once(one, two)))
         for path in (one, two):
             with suppress(FileNotFoundError):
                 self._call("remove", path)
-        _facts[self.target] = _DriveFacts(replaces)
 
     def remark(self) -> str:
-        facts = _facts.get(self.target)
-        if facts is None or facts.replaces:
+        if self._replaces is not False:
             return ""
         return (
             f"{self.where}: this server cannot rename over a file: while a file is replaced, its name is missing for a "

@@ -30,6 +30,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman.errors import EngineError, UsageError
+from ferryman.net import urls
 from ferryman.storage.disk import TEMPORARY
 
 _URL = re.compile(r"(s3a?|gs|abfss?|az)://([^/]+)(?:/(.*))?\Z")
@@ -110,7 +111,9 @@ class ObjectPath:
         """
         found = _URL.match(url)
         if found is None:
-            raise UsageError(f"{url}: not the URL of an object store. Give s3://BUCKET/PREFIX, gs://… or abfss://…")
+            raise UsageError(
+                f"{urls.redact(url)}: not the URL of an object store. Give s3://BUCKET/PREFIX, gs://… or abfss://…"
+            )
         key = (found[3] or "").strip("/")
         return cls(f"{found[1]}://{found[2]}", "/".join(part for part in key.split("/") if part))
 

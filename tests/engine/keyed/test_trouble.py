@@ -13,7 +13,7 @@ import pytest
 from ferryman import Document, account
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.destinations.base import Outcome
-from ferryman.errors import PermanentError
+from ferryman.errors import PermanentError, WorkerDied
 from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
@@ -168,3 +168,23 @@ def test_a_counted_entry_that_asks_to_be_read_again_is_refused(place: Path, isol
     assert any(
         "entries of a log are not read again where a keyed node counts them" in said for said in summary.messages
     )
+
+
+@pytest.mark.rule("step.misbehaves")
+def test_an_update_that_raises_what_says_that_a_worker_died_fails_for_its_document(place: Path) -> None:
+    """Also in a child process, after another document has ended the worker."""
+
+    def dies(key: str, state: int | None, documents: list[Document]) -> tuple[int, Document]:
+        if key == "kills":
+            os._exit(9)
+        if key == "raises":
+            raise WorkerDied("dead")
+        return count(key, state, documents)
+
+    words = count_words(place, dies, attempts=1, on_error="continue")
+    words.into.append([{"word": word} for word in ("a", "kills", "raises", "b")])
+    summary = words.run(runner=InProcess(fork=True, failures=1), checked=False)
+    assert (summary.exit, summary.failed + summary.rejected, summary.pending) == (3, 2, 0), summary
+    assert words.states() == {"a": 1, "b": 1}
+    [row] = account.deliveries(words.root, status="failed")
+    assert "WorkerDied: dead" in row["message"]

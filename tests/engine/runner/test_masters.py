@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -60,6 +61,19 @@ def closed_port() -> int:
 )
 def test_where_a_master_is(master: str, environment: dict[str, str], addresses: list[tuple[str, int]]) -> None:
     assert addresses_of(master, {}, environment) == addresses
+
+
+@pytest.mark.parametrize(
+    ("master", "shown"),
+    [
+        ("sc://127.0.0.1:1/;use_ssl=true;token=s3cret", "sc://127.0.0.1:1/…"),
+        ("spark://me:s3cret@127.0.0.1:1", "spark://127.0.0.1:1"),
+    ],
+)
+def test_no_secret_of_a_master_is_shown(master: str, shown: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"--master {shown}: nobody answers")) as caught:
+        check_master(master, {})
+    assert "s3cret" not in str(caught.value)
 
 
 def test_where_yarn_is(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import Attempts
 from ferryman.engine.retries import judge_failure
 from ferryman.engine.runner.child import Child, Died, TooLong
+from ferryman.engine.runner.fork_server import NoChild
 from ferryman.engine.send_order import HeldKeys, UndeliveredFamilies, UndeliveredUpsert
 from ferryman.errors import (
     DeliveryError,
     PermanentError,
     Unavailable,
-    WorkerDied,
     as_exception,
     describe,
     plain_text,
@@ -396,7 +396,7 @@ class ProcessCaller:
             raise Hung(f"no answer within {timeout_s:g} s") from None
         except Died as e:
             raise Killed(e) from None
-        except WorkerDied as e:  # not because of the destination
+        except NoChild as e:  # not because of the destination
             raise Unavailable(str(e)) from e
         if name == "open":
             self._opened = args

@@ -34,8 +34,9 @@ from ferryman.engine.results import (
 from ferryman.engine.retries import judge_failure
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.runner.child import Child, Died, TooLong, exit_if_forked
+from ferryman.engine.runner.fork_server import NoChild
 from ferryman.engine.transform.calls import can_interrupt, interrupt_after, signals_interrupt
-from ferryman.errors import BadDocument, Dropped, PermanentError, WorkerDied, plain_text, safe_repr, unless_interrupt
+from ferryman.errors import BadDocument, Dropped, PermanentError, plain_text, safe_repr, unless_interrupt
 from ferryman.plan import KeyedNode, Policy, successors
 from ferryman.records.keys import (
     CONTRIBUTIONS,
@@ -481,7 +482,7 @@ class KeyCalls:
             value, exports = self._caller.call(self._key, self._value, [row.as_document() for row in rows])
         except Dropped as e:
             self._note_dropped(rows, plain_text(e) or f"dropped by {self._node.name}")
-        except WorkerDied:  # no child process could be started, so no document is to blame
+        except NoChild:  # no document is to blame
             raise
         except BaseException as e:
             self._retry_halves(rows, unless_interrupt(e))

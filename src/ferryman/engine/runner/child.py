@@ -16,14 +16,13 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from ferryman.engine.runner.fork_server import ForkServer, fork_server
+from ferryman.engine.runner.fork_server import ForkServer, NoChild, fork_server
 from ferryman.engine.runner.worker import Descriptors
 from ferryman.errors import (
     Misconfigured,
     PermanentError,
     TransientError,
     Unavailable,
-    WorkerDied,
     as_exception,
     describe,
 )
@@ -131,7 +130,7 @@ class Child:
             RequestStopped: see ``is_stopped``.
             Died: it died over the request, or was ended because an allocation failed, here or there.
             TooLong: no answer within ``timeout_s``.
-            WorkerDied: there is no child, and the request is not to blame: none could be forked, or it was killed
+            NoChild: there is no child, and the request is not to blame: none could be forked, or it was killed
                 together with the fork server. The next request starts a new one.
         """
         if not self._pid:
@@ -170,7 +169,7 @@ class Child:
     def end(self) -> None:
         """End the child; a later request starts a new one."""
         if self._pid:  # it waits for a request, so there is nothing that it could lose
-            with contextlib.suppress(WorkerDied):  # it has ended already
+            with contextlib.suppress(NoChild):  # it has ended already
                 self._kill()
 
     def __del__(self) -> None:
@@ -183,7 +182,7 @@ class Child:
         """Fork a child, and wait until it is ready.
 
         Raises:
-            WorkerDied: it died before it had anything to do, or none can be forked: there are too many processes.
+            NoChild: it died before it had anything to do, or none can be forked: there are too many processes.
         """
         self._place[: _SIZE.size] = _SIZE.pack(0)
         work = dumps((self._serve, self._on_start))
@@ -195,7 +194,7 @@ class Child:
         except BaseException as e:
             self._close_pipes()
             if isinstance(e, OSError) and not lacks_memory(e):  # no request is to blame
-                raise WorkerDied(f"no child process can be made: {e.strerror}") from e
+                raise NoChild(f"no child process can be made: {e.strerror}") from e
             raise
         finally:
             os.close(request_end)
@@ -207,7 +206,7 @@ class Child:
         except BrokenPipeError:
             answer = None
         if answer is None:
-            raise WorkerDied(
+            raise NoChild(
                 f"a child process ended before it had anything to do: {_describe_status(self._wait_for_exit())}"
             )
         kind, value = pickle.loads(answer)

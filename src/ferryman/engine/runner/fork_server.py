@@ -46,6 +46,10 @@ _ALIVE: Final = -1
 _ANSWER: Final = struct.Struct("<i")
 
 
+class NoChild(WorkerDied):
+    """Raised if there is no child process to do the work, which is not to blame. The work itself never raises it."""
+
+
 class ForkServer:
     """Forks children, kills and reaps them. Threads may share it.
 
@@ -76,7 +80,7 @@ class ForkServer:
         """Fork a child with these descriptors, which runs ``child.serve_requests``, and return its process id.
 
         Raises:
-            WorkerDied: the fork server was killed, with its children.
+            NoChild: the fork server was killed, with its children.
             OSError: there is no memory for another process, or there are too many.
         """
         pid = self._ask(_FORK, 0, [requests, answers, place])
@@ -88,7 +92,7 @@ class ForkServer:
         """Return the ``waitpid`` status of a child that has ended by itself; None: it lives.
 
         Raises:
-            WorkerDied: see ``reap``.
+            NoChild: see ``reap``.
         """
         status = self._ask(_POLL, pid, [])
         return None if status == _ALIVE else status
@@ -97,7 +101,7 @@ class ForkServer:
         """Kill a child if it lives, and return its ``waitpid`` status.
 
         Raises:
-            WorkerDied: the fork server was killed, with its children; the child's work is not to blame.
+            NoChild: the fork server was killed, with its children; the child's work is not to blame.
         """
         return self._ask(_REAP, pid, [])
 
@@ -115,7 +119,7 @@ class ForkServer:
                 answer = b""
         if len(answer) < _ANSWER.size:
             self._process.wait()
-            raise WorkerDied("the process that its child processes are forked from was killed from outside")
+            raise NoChild("the process that its child processes are forked from was killed from outside")
         (number,) = _ANSWER.unpack(answer)
         return int(number)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ferryman.errors import UsageError
+from ferryman.net import urls
 
 _PATIENCE_S: Final = 10.0
 """Seconds in which one of a master's addresses must take a connection."""
@@ -56,9 +57,14 @@ def check_master(master: str, conf: Mapping[str, str], environment: Mapping[str,
             return
     found = "; ".join(f"{address}: {why}" for address, why in problems.items())
     raise UsageError(
-        f"--master {master}: nobody answers ({found}). Nothing was done: start the cluster or correct its address"
-        f"{_where_to_correct(master, environment)}, and run again."
+        f"--master {shown_master(master)}: nobody answers ({found}). Nothing was done: start the cluster or correct "
+        f"its address{_where_to_correct(master, environment)}, and run again."
     )
+
+
+def shown_master(master: str) -> str:
+    """Return a master for messages: without login, and without the parameters of ``sc://``: one may be a token."""
+    return urls.redact(master.partition(";")[0]) + ("…" if ";" in master else "")
 
 
 def addresses_of(

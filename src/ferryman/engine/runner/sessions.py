@@ -35,7 +35,7 @@ from pyspark.sql.utils import is_remote
 from ferryman.engine.runner.class_sharing import java_options
 from ferryman.engine.runner.java import check_java
 from ferryman.engine.runner.launch import INTERRUPTED, Launch, name_user, workers_python
-from ferryman.engine.runner.masters import check_master
+from ferryman.engine.runner.masters import check_master, shown_master
 from ferryman.engine.runner.on_demand import DEFAULT_MASTER
 from ferryman.engine.runner.spark_errors import describe_spark_error
 from ferryman.errors import EngineError, UsageError
@@ -282,7 +282,7 @@ def ignored_settings(session: Any, master: str, conf: Mapping[str, str]) -> Iter
     with contextlib.suppress(AttributeError, PySparkException):
         actual = str(session.sparkContext.master)
         if master not in (DEFAULT_MASTER, actual):
-            yield f"master={master} has no effect: {_SESSION_EXISTS}, on {actual}"
+            yield f"master={shown_master(master)} has no effect: {_SESSION_EXISTS}, on {actual}"
 
     for key, value in conf.items():
         with contextlib.suppress(PySparkException):
@@ -309,7 +309,9 @@ def start(
     """
     remote = master.startswith("sc://")  # a Connect server has its own settings, so none are set here
     if remote and find_spec("grpc") is None:
-        raise UsageError(f"--master {master}: Spark Connect needs more packages: pip install 'ferryman[connect]'")
+        raise UsageError(
+            f"--master {shown_master(master)}: Spark Connect needs more packages: pip install 'ferryman[connect]'"
+        )
     if not remote and "PYSPARK_GATEWAY_PORT" not in os.environ:  # there is a JVM already
         check_java()
     if not remote:
@@ -332,7 +334,9 @@ def start(
     except Exception as e:
         if launch.aborted:  # by another thread
             raise EngineError(INTERRUPTED) from e
-        raise UsageError(f"Spark did not start with --master {master}: {_explain_failed_start(e, launch.lines)}") from e
+        raise UsageError(
+            f"Spark did not start with --master {shown_master(master)}: {_explain_failed_start(e, launch.lines)}"
+        ) from e
     except BaseException:  # a signal
         if session is not None:
             stop(session)

@@ -19,7 +19,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from ferryman import crash
 from ferryman.engine.runner.child import Child, Died, RequestStopped, call_parent
-from ferryman.errors import PermanentError, WorkerDied
+from ferryman.engine.runner.fork_server import NoChild
+from ferryman.errors import PermanentError
 from ferryman.intake import Batch, Job, JobQueue, JobState
 from ferryman.intake.service.errors import ChildDied, StopRequested, TryLater
 from ferryman.intake.service.finisher import finish
@@ -312,7 +313,7 @@ class Isolation:
             raise ChildDied(e.how) from None
         except RequestStopped:
             raise StopRequested from None
-        except WorkerDied as e:  # the work is not to blame
+        except NoChild as e:  # the work is not to blame
             raise TryLater(str(e), DEATH_RETRY_S) from None
         finally:
             child.end()

@@ -112,13 +112,14 @@ class Site(Source):
         self._per_pattern = per_pattern
         if min(budget, max_pages, per_pattern, max_bytes) < 1 or depth < 0 or not timeout_s > 0:
             raise UsageError("Site(): budget, max_pages, per_pattern, max_bytes and timeout_s must be above 0.")
+        auth, headers = _check_secrets(auth, headers or {})
         origins = frozenset(map(origin_of, self.starts))
         self._access = Access(
             origins=origins,
             others=frozenset(self._others) - origins,
             rate=_rate(rate),
             contact=contact,
-            headers=dict(headers or {}),
+            headers=headers,
             cookies=dict(cookies or {}),
             auth=auth,
             timeout_s=timeout_s,
@@ -254,6 +255,18 @@ def _address(url: str, option: str) -> str:
     if not address:
         raise UsageError(f"Site({option}={net.redact(url)!r}): it is not an http or https URL.")
     return address
+
+
+def _check_secrets(
+    auth: str | tuple[str, str] | None, headers: Mapping[str, str]
+) -> tuple[str | tuple[str, str] | None, dict[str, str]]:
+    """Return credentials and headers, checked; a message names the argument and has no value in it."""
+    from ferryman.net import http
+
+    try:
+        return http.check_auth(auth), http.check_headers(headers)
+    except ValueError as e:
+        raise UsageError(f"Site(): {e}.") from None
 
 
 def _rate(rate: str | float) -> float:
