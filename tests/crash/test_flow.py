@@ -17,7 +17,6 @@ POINTS = (
     "transform.staged",
     "commit.ready",
     "wave.synced",
-    "wave.synced",
     "deliver.sent",
     "deliver.result",
     "deliver.done",

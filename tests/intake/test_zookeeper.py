@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue, QueueLost, QueueRefused
+from ferryman.intake.store import Commit, Create
 from ferryman.intake.store.base import parse_address
+from ferryman.intake.store.zookeeper import ZooKeeperStore
 from tests.intake.conftest import layout, started, zookeeper_url
 from tests.servers.zookeeper import Quorum, ZooKeeperServer
+from tests.support.waiting import wait_until
 
 SESSION_S = 30.0
 """Longer than a busy machine needs to start a server again."""
@@ -149,6 +155,43 @@ def test_a_server_that_restarts(server: Callable[[str], ZooKeeperServer], zookee
         assert queue.audit() == []
         held.set_status("Estimating")
         assert held.locked
+
+
+def test_a_session_that_ends_between_changes_and_their_reads(
+    server: Callable[[str], ZooKeeperServer], zookeeper: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was committed together counts, but for what the session takes with it."""
+    short_s = 4.0  # the shortest that a server takes
+    with JobQueue.open(zookeeper_url(server), session_timeout_s=short_s) as queue:  # type: ignore[arg-type]
+        store = queue.tree.store
+        assert isinstance(store, ZooKeeperStore)
+        store.commit([Create("/test")])
+        send = store._send_reads
+
+        def send_late(paths: Sequence[str], locks: Mapping[str, Any]) -> list[Any]:
+            if not paths:
+                return send(paths, locks)
+            monkeypatch.undo()
+            os.kill(zookeeper.pid, signal.SIGSTOP)
+            try:
+                wait_until(lambda: not store.is_alive(session))
+                sent = send(paths, locks)
+                time.sleep(2 * short_s)  # nobody is there who could say that the session has ended
+            finally:
+                os.kill(zookeeper.pid, signal.SIGCONT)
+            return sent
+
+        session = store.session()
+        monkeypatch.setattr(store, "_send_reads", send_late)
+        commits = [Commit([Create(f"/test/{name}", b"x")], session, [f"/test/{name}"]) for name in "ab"]
+        commits.append(Commit([Create("/test/lock", ephemeral=True)], session, ["/test/lock"]))
+        first, second, lock = store.commit_all(commits)
+        assert isinstance(first, list)
+        assert isinstance(second, list)
+        assert [node and node.data for node in (*first, *second)] == [b"x", b"x"]
+        assert isinstance(lock, list)
+        assert lock == [None] or store.is_alive(session)
+        assert queue.audit() == []
 
 
 def test_three_servers_lose_their_leader(request: pytest.FixtureRequest) -> None:

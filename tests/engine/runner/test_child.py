@@ -134,6 +134,34 @@ def test_a_child_that_dies() -> None:
         child.end()
 
 
+@pytest.mark.parametrize("how", ["a command of the shell", "a copy of the child"])
+def test_a_child_that_leaves_a_process_behind(how: str, tmp_path: Path) -> None:
+    """Its death is noticed at once, although that process keeps its pipes open."""
+    fifo = tmp_path / "until"  # what is left behind ends when somebody writes to it
+    os.mkfifo(fifo)
+
+    def leave(dies: bool) -> int:
+        if how == "a command of the shell":
+            os.system(f"cat {fifo} >{tmp_path}/read &")
+        elif os.fork() == 0:
+            fifo.read_bytes()
+            os._exit(0)
+        if dies:
+            os._exit(3)
+        return os.getpid()
+
+    child = Child(lambda request: leave(request) if isinstance(request, bool) else len(request))
+    try:
+        with pytest.raises(Died, match="exit code 3"):
+            child.ask(True)
+        fifo.write_bytes(b"")
+        os.kill(child.ask(False), signal.SIGKILL)
+        with pytest.raises(Died, match="SIGKILL"):
+            child.ask(b"more than fits into a pipe" * 100_000)
+    finally:
+        fifo.write_bytes(b"")
+
+
 def test_a_child_that_is_killed_with_what_it_was_forked_from() -> None:
     """Somebody outside has done that: it is not held against what the child was at."""
 

@@ -82,6 +82,39 @@ def test_they_have_the_environment_of_executors() -> None:
         processes.end()
 
 
+def test_hashes_are_those_of_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark gives its workers one seed. Otherwise what a step makes of a set would differ from run to run."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    program = [sys.executable, "-c", "print(hash('text'))"]
+    expected = int(subprocess.check_output(program, env={**os.environ, "PYTHONHASHSEED": "0"}))
+    for _ in range(2):
+        processes = HelperProcesses(1, os.environ, InProcess())
+        try:
+            assert processes.run(hash, ["text"]) == [expected]
+        finally:
+            processes.end()
+
+
+PRINTING = """
+import os
+from ferryman.engine.runner.helper_processes import HelperProcesses
+from ferryman.testing.inprocess import InProcess
+
+processes = HelperProcesses(1, os.environ, InProcess())
+print(processes.run(print, ["by a step"]))
+processes.end()
+"""
+
+
+def test_what_steps_print_is_seen() -> None:
+    """On stderr, although their process is killed in the end, and nothing reads a terminal."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTING], capture_output=True, text=True, check=False, env=environment
+    )
+    assert (done.stdout, done.stderr) == ("[None]\n", "by a step\n")
+
+
 def test_ctrl_c_is_for_the_driver(beside: HelperProcesses) -> None:
     """A terminal sends it to all processes of a command's group."""
     groups = beside.run(lambda _: os.getpgrp(), [0, 0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from ferryman import limits
 from ferryman.destinations.base import Delivery
 from ferryman.document import Document
+from ferryman.engine.runner import helper_processes
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.helper_processes import HelperProcesses
 from ferryman.engine.runner.on_demand import OnDemandRunner, is_default
@@ -25,7 +27,7 @@ from ferryman.testing.inprocess import InProcess
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.recorder import Recorder
 from tests.support.scanning import counting, write
-from tests.support.waiting import wait_until
+from tests.support.waiting import LATE_S, wait_until
 
 FILES = 40
 
@@ -163,6 +165,18 @@ def test_tasks_at_work_outlast_those_that_fail(helpers: HelperProcesses, tmp_pat
     assert first.result() != [driver]
     assert helpers.retired
     assert helpers.process(lambda _: os.getpid(), [0]).result() == [driver]
+
+
+def test_no_helper_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are too many processes, say: Spark is asked, once."""
+
+    def fail(environment: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(helper_processes, "take_server", fail)
+    with OnDemandRunner(InProcess, 2, {}, small_waves=True) as runner:
+        runner.start(small=True)
+        assert runner.submit(abs, [-1, -2]).result(LATE_S) == [1, 2]
 
 
 def test_nothing_is_run_again_when_the_run_has_ended(helpers: HelperProcesses, tmp_path: Path) -> None:

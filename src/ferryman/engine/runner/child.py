@@ -111,7 +111,7 @@ class Child:
         self._place = mmap.mmap(self._place_fd, _MAX_PLACE_BYTES)
         self._fork_server: ForkServer | None = None
         self._pid = 0
-        self._requests = self._answers = -1
+        self._requests = self._answers = self._death = -1
 
     def ask(
         self,
@@ -139,14 +139,14 @@ class Child:
         kind: _Kind | None = None
         until = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            _send(self._requests, dumps(request))
-            while (answer := _receive(self._answers, until, is_stopped)) is not None:
+            _send(self._requests, dumps(request), self._death)
+            while (answer := _receive(self._answers, until, is_stopped, self._death)) is not None:
                 kind, value = pickle.loads(answer)
                 if kind is not _Kind.CALL:
                     break
                 assert answer_call is not None
                 kind = None
-                _send(self._requests, _pickle_result(answer_call, value))
+                _send(self._requests, _pickle_result(answer_call, value), self._death)
         except BrokenPipeError:
             pass
         except MemoryError as e:  # the rest of a message would be taken for the next one, so the child is killed below
@@ -191,6 +191,8 @@ class Child:
         try:
             self._fork_server = self._find_server()
             self._pid = self._fork_server.fork(request_end, answer_end, self._place_fd)
+            self._death = _watch_death(self._pid)
+            os.set_blocking(self._requests, False)
         except BaseException as e:
             self._close_pipes()
             if isinstance(e, OSError) and not lacks_memory(e):  # no request is to blame
@@ -200,9 +202,9 @@ class Child:
             os.close(request_end)
             os.close(answer_end)
         try:
-            _send(self._requests, dumps((sys.path, _working_folder(), self._fork_server.environment())))
-            _send(self._requests, work)
-            answer = _receive(self._answers)
+            _send(self._requests, dumps((sys.path, _working_folder(), self._fork_server.environment())), self._death)
+            _send(self._requests, work, self._death)
+            answer = _receive(self._answers, death=self._death)
         except BrokenPipeError:
             answer = None
         if answer is None:
@@ -237,14 +239,25 @@ class Child:
 
     def _close_pipes(self) -> None:
         self._pid = 0
-        for end in (self._requests, self._answers):
+        for end in (self._requests, self._answers, self._death):
             if end >= 0:
                 os.close(end)
-        self._requests = self._answers = -1
+        self._requests = self._answers = self._death = -1
 
     def _read_place(self) -> str:
         (size,) = _SIZE.unpack(self._place[: _SIZE.size])
         return self._place[_SIZE.size : _SIZE.size + size].decode("utf-8", "surrogatepass")
+
+
+def _watch_death(pid: int) -> int:
+    """Return a descriptor that becomes readable when this process ends; -1: the system has none.
+
+    Processes that a child leaves behind, such as those of a pool, may keep its pipes open.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return -1
 
 
 def _working_folder() -> str | None:
@@ -378,29 +391,44 @@ def exit_if_forked(process: int) -> None:
         os._exit(0)  # pragma: no cover - the copy
 
 
-def _send(pipe: int, message: bytes) -> None:
+def _send(pipe: int, message: bytes, death: int = -1) -> None:
+    """Write a message.
+
+    Args:
+        death: see ``_watch_death``.
+
+    Raises:
+        BrokenPipeError: the other end is closed, or its process has ended.
+    """
     for part in (_SIZE.pack(len(message)), message):  # not joined: that would take as much memory again
         view = memoryview(part)
         while view:
-            view = view[os.write(pipe, view) :]
+            try:
+                view = view[os.write(pipe, view) :]
+            except BlockingIOError:
+                if not _wait_ready(pipe, select.POLLOUT, None, None, death):
+                    raise BrokenPipeError from None
 
 
-def _receive(pipe: int, until: float | None = None, is_stopped: Callable[[], bool] | None = None) -> bytes | None:
-    """Read the next message; None: the other end is closed.
+def _receive(
+    pipe: int, until: float | None = None, is_stopped: Callable[[], bool] | None = None, death: int = -1
+) -> bytes | None:
+    """Read the next message; None: the other end is closed, or its process has ended.
 
     Raises:
         TimeoutError: it is not complete at ``until`` (monotonic time).
         RequestStopped: ``is_stopped`` returned True.
     """
-    head = _read(pipe, _SIZE.size, until, is_stopped)
-    return None if head is None else _read(pipe, _SIZE.unpack(head)[0], until, is_stopped)
+    head = _read(pipe, _SIZE.size, until, is_stopped, death)
+    return None if head is None else _read(pipe, _SIZE.unpack(head)[0], until, is_stopped, death)
 
 
-def _read(pipe: int, size: int, until: float | None, is_stopped: Callable[[], bool] | None) -> bytes | None:
+def _read(pipe: int, size: int, until: float | None, is_stopped: Callable[[], bool] | None, death: int) -> bytes | None:
     chunks = []
     while size:
-        if until is not None or is_stopped is not None:
-            _wait_readable(pipe, until, is_stopped)
+        waits = until is not None or is_stopped is not None or death >= 0
+        if waits and not _wait_ready(pipe, select.POLLIN, until, is_stopped, death):
+            return None
         chunk = os.read(pipe, min(size, 1 << 20))
         if not chunk:
             return None
@@ -409,19 +437,25 @@ def _read(pipe: int, size: int, until: float | None, is_stopped: Callable[[], bo
     return b"".join(chunks)
 
 
-def _wait_readable(pipe: int, until: float | None, is_stopped: Callable[[], bool] | None) -> None:
-    """Wait until there is something to read, or no writer any more.
+def _wait_ready(pipe: int, event: int, until: float | None, is_stopped: Callable[[], bool] | None, death: int) -> bool:
+    """Wait until a pipe is ready, or its other end is closed; return False if the process there has ended, and nothing
+    is left to read.
 
     Uses ``poll``: ``select`` accepts only descriptors below 1024, and a worker may have more files open.
     """
     waiting = select.poll()
-    waiting.register(pipe, select.POLLIN)
+    waiting.register(pipe, event)
+    if death >= 0:
+        waiting.register(death, select.POLLIN)
     while True:
         left_s = None if until is None else max(0.0, until - time.monotonic())
         if is_stopped is not None:
             left_s = _STOP_POLL_S if left_s is None else min(left_s, _STOP_POLL_S)
-        if waiting.poll(None if left_s is None else left_s * 1000):
-            return
+        ready = {descriptor for descriptor, _ in waiting.poll(None if left_s is None else left_s * 1000)}
+        if pipe in ready:
+            return True
+        if ready:  # it may have written something since the pipe was looked at
+            return event == select.POLLIN and pipe in {descriptor for descriptor, _ in waiting.poll(0)}
         if is_stopped is not None and is_stopped():
             raise RequestStopped
         if until is not None and time.monotonic() >= until:

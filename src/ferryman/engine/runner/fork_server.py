@@ -36,6 +36,10 @@ ONE_THREAD: Final = {
 }
 """Environment variables for a fork server: without them numpy and Arrow start threads when they are loaded."""
 
+_AS_SPARK: Final = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "YES", "OMP_NUM_THREADS": "1"}
+"""Environment variables that Spark sets for its workers. A step whose result depends on the order of a set gives the
+same one in each run, and what steps print is not lost with their process."""
+
 _KILL_FIRST: Final = "1000"
 """Value for Linux's ``oom_score_adj``: if memory runs out, a child is killed and not its parent."""
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
@@ -66,7 +70,7 @@ class ForkServer:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of a child that starts now."""
-        return dict(os.environ if self._environment is None else self._environment)
+        return {**_AS_SPARK, **(os.environ if self._environment is None else self._environment)}
 
     def set_environment(self, environment: Mapping[str, str]) -> None:
         """Set the environment variables of children that start from now on."""

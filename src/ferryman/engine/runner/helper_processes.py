@@ -122,6 +122,7 @@ class HelperProcesses(Runner):
             try:
                 server = self._server = take_server(self._environment)
             except OSError:  # too little memory, or no writable folder: Spark reports it if it fails, too
+                self._retired = True
                 return False
             for _ in range(self._count):
                 self._free.put(Child(_run_task, on_start=tune_process, find_server=lambda: server))

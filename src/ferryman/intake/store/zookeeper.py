@@ -155,7 +155,7 @@ class ZooKeeperStore:
         self._note_commit(commit.ops, new_locks)
         try:
             nodes = self._collect(pending_reads)
-        except exceptions.ConnectionLoss:
+        except (exceptions.ConnectionLoss, exceptions.SessionExpiredError, exceptions.ConnectionClosedError):
             return self.read(commit.read_after)
         for path, node in zip(commit.read_after, nodes, strict=True):
             if node is not None and node.owner == commit.session and path in new_locks:
