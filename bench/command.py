@@ -18,7 +18,11 @@ from bench.processes import Watch, adopt_orphans, processes
 ORPHANS_S = 60.0
 """Seconds to wait for orphans: a JVM ends within a second after its driver, the writer of a class archive later."""
 POLL_S = 0.02
-QUIET: Mapping[str, str] = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+QUIET: Mapping[str, str] = {
+    "PYTHONPATH": str(ROOT),
+    "PYSPARK_PYTHON": sys.executable,
+    "PYTHONDONTWRITEBYTECODE": "",  # pip compiles what it installs; a checkout is compiled by its first run
+}
 
 
 def ferryman(*arguments: str, environment: Mapping[str, str] = QUIET) -> Measurement:

@@ -31,7 +31,6 @@ COMMON: Final = 40
 SHARE: Final = 100
 TARGET: Final = 0.5
 PEERS: Final = ROOT / "bench" / "peers"
-TASKS: Final = 2
 
 PLAN: Final = """
 from bench.peers.embedding import BATCH, DIMENSIONS, embed
@@ -152,8 +151,7 @@ def _ferryman_into(destination: str, rows: Callable[[Path], Iterable[tuple[str, 
     def line(place: Path) -> list[str | Path]:
         place.mkdir(exist_ok=True)
         (place / "plan.py").write_text(PLAN.format(folder=str(place.parent / "pages"), destination=destination))
-        run: list[str | Path] = [sys.executable, "-m", "ferryman.cli", "run", place / "plan.py"]
-        return [*run, "--state", place / "state", "--master", f"local[{TASKS}]"]
+        return [sys.executable, "-m", "ferryman.cli", "run", place / "plan.py", "--state", place / "state"]
 
     return Indexer("Ferryman", line, rows)
 

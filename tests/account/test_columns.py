@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -26,3 +28,42 @@ def test_contents_of_many_bytes_take_the_longer_way(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rows, "_BINARY_BYTES", 7)
     assert rows.binary_array([b"abcd", b"efgh"]).to_pylist() == [b"abcd", b"efgh"]
     assert rows.binary_array([b"abcd", b"efg"]).to_pylist() == [b"abcd", b"efg"]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (st.lists(st.one_of(st.none(), st.text(max_size=9)), max_size=12), pa.string()),
+        (st.lists(st.text(max_size=9), max_size=12), pa.string()),
+        (st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=12), pa.int64()),
+        (st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=12), pa.int64()),
+        (st.lists(st.booleans(), max_size=20), pa.bool_()),
+        (st.lists(st.one_of(st.none(), st.booleans()), max_size=20), pa.bool_()),
+    ],
+)
+def test_values_are_what_they_were(values: st.SearchStrategy[list[Any]], kind: pa.DataType) -> None:
+    """Of each type that is made without pandas, with missing ones and without."""
+
+    @given(values)
+    def made_of(values: list[Any]) -> None:
+        made = rows.array_of(values, kind)
+        made.validate(full=True)
+        assert made.equals(pa.array(values, kind))
+
+    made_of()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [(["\ud800"], pa.string()), ([1], pa.string()), ([1 << 63], pa.int64()), (["1"], pa.int64()), ([2], pa.bool_())],
+)
+def test_what_cannot_be_stored_is_refused(values: list[Any], kind: pa.DataType) -> None:
+    """By the errors that Arrow has."""
+    with pytest.raises((TypeError, ValueError, OverflowError, pa.ArrowException)):
+        rows.array_of(values, kind)
+
+
+def test_texts_of_many_bytes_take_the_longer_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array has offsets of 32 bits."""
+    monkeypatch.setattr(rows, "_BINARY_BYTES", 3)
+    assert rows.array_of(["ab", "cd"], pa.string()).to_pylist() == ["ab", "cd"]

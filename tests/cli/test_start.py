@@ -108,3 +108,30 @@ assert type(pd.__spec__.loader).__name__ == "SourceFileLoader"
 def test_pandas_is_there_for_others(use: str) -> None:
     """Only Ferryman's own calls of pyarrow do without."""
     subprocess.run([sys.executable, "-c", PANDAS.format(use=use)], check=True)
+
+
+LISTING = """
+import sys
+from pathlib import Path
+from ferryman import Plan
+from ferryman.destinations import Null
+from ferryman.engine.runner.base import PickledPlan
+from ferryman.engine.scan.listing import list_sources
+from ferryman.sources import Files
+from ferryman.testing.inprocess import InProcess
+
+plan = Plan("listed")
+plan.source("files", Files(sys.argv[1])).destination("null", Null())
+[listing] = list_sources(plan, PickledPlan.of(plan), Path(sys.argv[2]), InProcess())
+assert [part.rows for part in listing.parts] == [1]
+assert "pandas" not in sys.modules
+"""
+
+
+def test_a_listing_does_without_pandas(tmp_path: Path) -> None:
+    """Helper processes list in every run; what they load is loaded in each of them."""
+    folders = [tmp_path / name for name in ("corpus", "listings")]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "a.txt").write_text("text")
+    subprocess.run([sys.executable, "-c", LISTING, *map(str, folders)], check=True)

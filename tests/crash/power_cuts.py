@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import sys
@@ -18,6 +19,7 @@ from ferryman import Document, limits, operations
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
+from ferryman.remembered import Remember
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import state_root
 from ferryman.testing.inprocess import InProcess
@@ -33,12 +35,43 @@ def same(doc: Document) -> Document:
     return doc
 
 
+IN_A_CALL = 2
+"""Documents in a call of the step that remembers: so many may be under way when the power is cut."""
+ALWAYS = ("update.result", "once.kept", "remembered.answered")
+"""Points at which each pass is tried."""
+
+
+class PaidStep:
+    """A step that asks a service, which has each call on its disk before it answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._calls = str(folder / "calls")
+
+    def __call__(self, docs: list[Document]) -> list[Document]:
+        fd = os.open(self._calls, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(fd, "".join(f"{doc['word']}\n" for doc in docs).encode())
+        os.fsync(fd)
+        os.close(fd)
+        for doc in docs:
+            doc["answer"] = doc["word"] * 2
+        return docs
+
+    def calls(self) -> Counter[str]:
+        """Return word -> how often it was called for."""
+        return Counter(Path(self._calls).read_text().split()) if os.path.exists(self._calls) else Counter()
+
+
 class World:
-    """A plan with its queues and its state, in one folder ``disk``; what it must come to."""
+    """A plan with its queues and its state, in one folder ``disk``; what it must come to.
+
+    Attributes:
+        cuts: how often its power was cut.
+    """
 
     def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind = folder, kind
+        self.folder, self.kind, self.cuts = folder, kind, 0
         self.queues = str(folder / "queues")
+        (folder / "calls").touch()
 
     def plan(self) -> Plan:
         strategy: dict[str, Any] = {"strategy": "at-most-once"} if self.kind == "once" else {}
@@ -48,6 +81,11 @@ class World:
             words.step("same", same).destination("to_out", IntoQueue("out", self.queues), batch=2, backoff=0)
             return plan
         out = IntoQueue("out", self.queues)
+        if self.kind == "remembered":
+            remember = Remember("v1", reads=["word"], writes=["answer"])
+            asked = words.step("ask", PaidStep(self.folder), batch=IN_A_CALL, remember=remember)
+            asked.destination("to_out", out, batch=2, backoff=0)
+            return plan
         words.keyed("counts", count, key="word").destination("to_out", out, batch=2, backoff=0)
         documents = [{"id": f"d{n}", "word": word} for n, word in enumerate("ab")]
         plan.source("listed", Memory(documents)).keyed("listed_counts", count, key="word").destination(
@@ -63,7 +101,8 @@ class World:
         assert summary.exit in ((0, 3) if self.kind == "once" else (0,)), "\n".join(summary.messages)
 
     def check(self, words: list[str], *, kept: bool = False) -> None:
-        """Each word was counted, or carried on, once; at most once where that was promised.
+        """Each word was counted, or carried on, once; at most once where that was promised. Each was called for once,
+        where that is remembered, and again if the power was cut in its call.
 
         Args:
             kept: what the step made was kept: nothing may be in doubt.
@@ -73,6 +112,12 @@ class World:
         if self.kind == "once":
             assert not (came := Counter(body["word"] for body in out)) - Counter(words)
             assert not kept or came == Counter(words)
+        elif self.kind == "remembered":
+            assert Counter(body["word"] for body in out) == Counter(words)
+            assert all(body["answer"] == body["word"] * 2 for body in out)
+            calls = PaidStep(self.folder).calls()
+            assert set(calls) == set(words)
+            assert calls.total() <= len(set(words)) + IN_A_CALL * self.cuts, calls
         else:
             assert states(root, "counts") == Counter(words)
             changes: dict[str, int] = {}
@@ -104,9 +149,10 @@ def starts_after_each_point(place: Path, kind: str, first: int, every: int) -> s
     in_child(partial(world.check, WORDS))
     tried = set()
     for number, (point, image) in enumerate(found):
-        if number % every == first or point in ("update.result", "once.kept"):
+        if number % every == first or point in ALWAYS:
             shutil.rmtree(disk)
             image.rename(disk)
+            world.cuts = 1
 
             def start(kept: bool = point == "once.kept") -> None:
                 work()
@@ -139,7 +185,7 @@ def cuts_by_chance(place: Path, kind: str, seed: int) -> int:
             if cut_by_chance(disk, image, work, chance.randrange(1 << 30), chance.choice([40, 120, 250])):
                 shutil.rmtree(disk)
                 image.rename(disk)
-                cuts += 1
+                world.cuts = cuts = cuts + 1
         in_child(work)
         in_child(partial(world.check, words))
     shutil.rmtree(disk)

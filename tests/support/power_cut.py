@@ -47,12 +47,12 @@ class PowerCut:
                 self._note_file(os.path.join(folder, file))
 
     def __enter__(self) -> Self:
-        self._fsync = os.fsync
-        os.fsync = self._noting
+        self._fsync, self._fdatasync = os.fsync, os.fdatasync
+        os.fsync = os.fdatasync = self._noting
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.fsync = self._fsync
+        os.fsync, os.fdatasync = self._fsync, self._fdatasync
 
     def left(self, image: Path) -> None:
         """Make a copy of what would be left."""

@@ -221,8 +221,32 @@ def table_of(schema: pa.Schema, rows: int, **columns: Any) -> pa.Table:
         elif field.type == pa.binary():
             arrays.append(binary_array(value))
         else:
-            arrays.append(pa.array(value, field.type))
+            arrays.append(array_of(value, field.type))
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return the result of ``pa.array``, where possible without pandas: pyarrow loads that at the first array it makes
+    of Python objects, and loading it takes longer than a scan that finds nothing new."""
+    types, n = set(map(type, values)), len(values)
+    if kind == pa.string() and types <= {str, type(None)}:
+        contents = [b"" if value is None else value.encode() for value in values]
+        offsets = np.zeros(n + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, contents), np.int64, n), out=offsets[1:])
+        if offsets[-1] <= _BINARY_BYTES:
+            valid = _bits(value is not None for value in values) if type(None) in types else None
+            buffers = [valid, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(contents))]
+            return pa.Array.from_buffers(kind, n, buffers)
+    if kind == pa.int64() and types <= {int}:
+        return pa.Array.from_buffers(kind, n, [None, pa.py_buffer(np.fromiter(values, np.int64, n))])
+    if kind == pa.bool_() and types <= {bool}:
+        return pa.Array.from_buffers(kind, n, [None, _bits(values)])
+    return pa.array(values, kind)
+
+
+def _bits(values: Iterable[bool]) -> pa.Buffer:
+    """Return truth values as Arrow stores them."""
+    return pa.py_buffer(np.packbits(np.fromiter(values, np.bool_), bitorder="little"))
 
 
 def binary_array(values: Sequence[bytes | None]) -> pa.Array:

@@ -412,7 +412,7 @@ class ListingFile:
 
     def _write(self, columns: dict[str, Any], group_rows: int, **constant: Any) -> None:
         n = len(columns["id"])
-        columns["row"] = pa.array(range(self._written, self._written + n), pa.int64())
+        columns["row"] = range(self._written, self._written + n)
         if self._writer is None:  # uncompressed: it is read only once, and soon, and lz4 takes longer than all the rest
             self._writer = pq.ParquetWriter(
                 str(path_to_write(self._file)),

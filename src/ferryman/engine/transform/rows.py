@@ -23,7 +23,17 @@ from ferryman.records.families import (
     encode_failures,
     parent_of,
 )
-from ferryman.records.rows import DOCUMENTS, LEDGER, ORDINAL_STEPS, OUTBOX_FILE, DeliveryHash, Status, hasher, table_of
+from ferryman.records.rows import (
+    DOCUMENTS,
+    LEDGER,
+    ORDINAL_STEPS,
+    OUTBOX_FILE,
+    DeliveryHash,
+    Status,
+    array_of,
+    hasher,
+    table_of,
+)
 from ferryman.state.outbox import OutboxWriter, due_stats
 from ferryman.storage.files import StatePath, remove
 from ferryman.storage.parquet import Part, PartWriter, write_part
@@ -93,7 +103,7 @@ class OutboxBuffer:
         n = len(self.rows)
         origins, children = values_of_rows(block.ids, self.rows), self._children
         ids = origins if children is None else [c or o for c, o in zip(children, origins, strict=True)]
-        documents = pa.array(ids, pa.string())
+        documents = array_of(ids, pa.string())
         versions = values_of_rows(block.versions, self.rows)
         revisions = block.revisions(self.rows)
         earlier = [self._earlier.get(at) for at in range(n)] if self._earlier else None
@@ -105,7 +115,7 @@ class OutboxBuffer:
         return table_of(
             OUTBOX_FILE,
             n,
-            row=pa.array(range(first_row, first_row + n), pa.int64()),
+            row=range(first_row, first_row + n),
             source=source,
             document=documents,
             parent=None if children is None else [c and parent_of(c) for c in children],
