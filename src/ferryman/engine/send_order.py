@@ -459,7 +459,6 @@ class FamilyOrder:
             ``row`` and ``due``.
         due: mask of the rows that are sent in this pass.
         eligible: mask of those that are sent now.
-        exempt: sources whose deletes are documents of their own.
         elsewhere: row -> an upsert of its family in another file.
     """
 
@@ -469,7 +468,6 @@ class FamilyOrder:
         rows: pa.Table,
         due: Numbers,
         eligible: Numbers,
-        exempt: Collection[str],
         elsewhere: Mapping[int, UndeliveredUpsert],
     ) -> None:
         self._undelivered = undelivered
@@ -484,7 +482,7 @@ class FamilyOrder:
         if not pc.any(deletes).as_py():
             return
         is_delete = np.asarray(deletes)
-        families = _families(rows, exempt)
+        families = _families(rows)
         concerned = {family for (family, _), d in zip(families, is_delete, strict=True) if d}
         named = [each if each[0] in concerned else None for each in families]
         dues = rows["due"].to_pylist()
@@ -520,13 +518,11 @@ class FamilyOrder:
         return found
 
 
-def _families(rows: pa.Table, exempt: Collection[str]) -> list[tuple[_Family, str]]:
-    """Return the family and the document of each row; a document of an exempt source is a family of its own."""
+def _families(rows: pa.Table) -> list[tuple[_Family, str]]:
+    """Return the family and the document of each row; an export of a keyed node is a family of its own."""
     names = ("source", "origin", "revision", "document", "key_hash", "row")
     return [
-        ((source, origin, revision), document)
-        if key is None and source not in exempt
-        else ((source, origin, -1 - row), document)
+        ((source, origin, revision), document) if key is None else ((source, origin, -1 - row), document)
         for source, origin, revision, document, key, row in zip(*(rows[n].to_pylist() for n in names), strict=True)
     ]
 
@@ -535,14 +531,13 @@ _FAMILY_COLUMNS: Final = ["source", "origin", "revision", "document", "operation
 
 
 def waits_elsewhere(
-    outbox: Table, pending: Sequence[DataFile], every: Sequence[DataFile], exempt: Collection[str]
+    outbox: Table, pending: Sequence[DataFile], every: Sequence[DataFile]
 ) -> dict[str, dict[int, UndeliveredUpsert]]:
     """Return path -> row of each pending delete -> an upsert of its family that is still in another outbox file.
 
     Args:
         pending: files with pending rows of one destination.
         every: all files of that destination.
-        exempt: see ``FamilyOrder``.
     """
     deletes: dict[_Family, list[tuple[str, int, str]]] = defaultdict(list)
     for file in pending:
@@ -550,14 +545,14 @@ def waits_elsewhere(
         is_pending_delete = pc.and_(pc.equal(kinds["operation"], "delete"), pc.is_valid(kinds["due"]))
         if pc.any(is_pending_delete).as_py():
             rows = read_part(outbox.path(file.path), _FAMILY_COLUMNS).filter(is_pending_delete)
-            for (family, document), row in zip(_families(rows, exempt), rows["row"].to_pylist(), strict=True):
+            for (family, document), row in zip(_families(rows), rows["row"].to_pylist(), strict=True):
                 deletes[family].append((file.path, row, document))
     found: dict[str, dict[int, UndeliveredUpsert]] = defaultdict(dict)
     origins = pa.array(sorted({origin for _, origin, revision in deletes if revision >= 0}), pa.string())
     for file in every if len(origins) else ():
         rows = read_part(outbox.path(file.path), _FAMILY_COLUMNS)
         rows = rows.filter(pc.and_(pc.is_in(rows["origin"], value_set=origins), pc.equal(rows["operation"], "upsert")))
-        for (family, document), due in zip(_families(rows, exempt), rows["due"].to_pylist(), strict=True):
+        for (family, document), due in zip(_families(rows), rows["due"].to_pylist(), strict=True):
             for path, row, deleted in deletes.get(family, ()):
                 before = found[path].get(row)
                 if path != file.path and document != deleted and (before is None or before.due is not None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman import limits
@@ -87,7 +87,6 @@ class Turn:
         takes_bytes: largest chunk that was accepted in halves of one that was not; 0: there was none.
         held_keys: keys with an export that was not delivered.
         undelivered: families with an upsert that was not delivered.
-        exempt: sources whose deletes wait for no upsert of their family.
         chunks: the first calls of ``write``, if they are noted.
     """
 
@@ -99,7 +98,6 @@ class Turn:
         *,
         isolated: bool = False,
         ended_holds: bool = True,
-        exempt: Collection[str] = (),
         doubt: LaneDoubt | None = None,
     ) -> None:
         self.doubt = doubt or LaneDoubt()
@@ -126,7 +124,6 @@ class Turn:
         self.claimed_elsewhere: list[RowSpan] = []
         self.held_keys = HeldKeys(ended_holds=ended_holds)
         self.undelivered = UndeliveredFamilies()
-        self.exempt = exempt
         self.chunks: list[Chunk] = []
         self._chunks_left = limits.CHUNK_SPANS if current.notes_chunks else 0
         self._same_error: tuple[str, int, int] = ("", 0, 0)
