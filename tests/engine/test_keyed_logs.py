@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from ferryman import limits
+from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import Dropped, PermanentError, TransientError
 from ferryman.plan import Plan
@@ -20,6 +21,7 @@ from ferryman.routers import ByField
 from tests.support.invariants import rows
 from tests.support.keyed_topic import KeyedTopic, make_topic
 from tests.support.plan_world import Interrupted, PlanWorld, Until
+from tests.support.recorder import Recorder
 
 LONG = "k" * 45 + "é"
 
@@ -78,9 +80,15 @@ def test_children_that_a_newer_version_does_not_have(place: Path) -> None:
     topic.write(("a", {"n": 2, "parts": 1}), (LONG, {"n": 2}))
     assert world.run().deleted == 4
     assert there(world) == {"a": 2, "a#0": 2, LONG: 2}
-    assert world.status()["destinations"]["left"] == dict(
-        delivered=3, deleted=4, dropped=0, failed=0, rejected=0, pending=0, in_doubt=0
-    )
+    assert world.status()["destinations"]["left"] == {
+        "delivered": 3,
+        "deleted": 4,
+        "dropped": 0,
+        "failed": 0,
+        "rejected": 0,
+        "pending": 0,
+        "in_doubt": 0,
+    }
 
 
 @pytest.mark.parametrize("does", ["drop", "none"])
@@ -287,6 +295,60 @@ def test_a_retry_that_finds_a_tombstone(place: Path) -> None:
     world.run()
     assert there(world) == {}
     assert world.status()["balanced"]
+
+
+@pytest.mark.parametrize("answer", [Outcome.transient("not now"), Outcome.permanent("never")])
+def test_a_delivery_that_fails_is_not_made_after_a_newer_one(place: Path, answer: Outcome) -> None:
+    """At a destination that takes whatever comes, also within one wave; one that was refused for good holds nothing."""
+    topic = make_topic(place)
+    topic.write(("a", {"n": 1, "parts": 1}), ("b", {"n": 1}), ("a", {"n": 2}), ("a", {"n": 3, "parts": 1}))
+    refused: list[str] = []
+
+    def refuse_first(delivery: Delivery) -> Outcome:
+        if delivery.id == "a" and not refused:
+            refused.append(delivery.id)
+            return answer
+        return Outcome.ok()
+
+    def build(world: PlanWorld) -> Plan:
+        plan = Plan("keyed", version=1)
+        world.outs["left"] = Recorder(place / "left.jsonl", refuse_first)
+        plan.source("log", topic).step("make", make).destination("left", world.out("left"), backoff=0)
+        return plan
+
+    world = PlanWorld(place, build, wait=100.0, sleep=lambda _: None)
+    world.run()
+    assert [line["fields"]["n"] for line in world.out("left").lines() if line["id"] == "a"] == (
+        [1, 2, 3] if answer.kind == "permanent" else [1, 1, 2, 3]
+    )
+    assert there(world) == {"a": 3, "a#0": 3, "b": 1}
+    world.retry(status="failed")
+    world.retry(status="rejected")
+    world.run()
+    assert there(world) == {"a": 3, "a#0": 3, "b": 1}
+
+
+def test_deletes_wait_for_the_upserts_of_their_version(place: Path) -> None:
+    topic = make_topic(place)
+    topic.write(("a", {"n": 1, "parts": 2}))
+
+    def refuse(delivery: Delivery) -> Outcome:
+        return Outcome.permanent("too large") if delivery.fields.get("n") == 2 else Outcome.ok()
+
+    def build(world: PlanWorld) -> Plan:
+        plan = Plan("keyed", version=1)
+        world.outs["left"] = Recorder(place / "left.jsonl", refuse)
+        plan.source("log", topic).step("make", make).destination("left", world.out("left"), backoff=0)
+        return plan
+
+    world = PlanWorld(place, build)
+    world.run()
+    topic.write(("a", {"n": 2}))
+    assert world.run().exit == 3
+    assert there(world) == {"a": 1, "a#0": 1, "a#1": 1}
+    topic.write(("a", {"n": 3}))
+    assert world.run().exit == 0
+    assert there(world) == {"a": 3}
 
 
 def test_an_ordered_log_that_waits(place: Path) -> None:

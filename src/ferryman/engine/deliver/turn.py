@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman import limits
@@ -86,6 +86,7 @@ class Turn:
         sent_alone: sequences of rows that were sent alone and failed so.
         takes_bytes: largest chunk that was accepted in halves of one that was not; 0: there was none.
         held_keys: keys with an export that was not delivered.
+        versions: sources of which versions of a document must not overtake each other.
         undelivered: families with an upsert that was not delivered.
         chunks: the first calls of ``write``, if they are noted.
     """
@@ -99,7 +100,9 @@ class Turn:
         isolated: bool = False,
         ended_holds: bool = True,
         doubt: LaneDoubt | None = None,
+        versions: Collection[str] = (),
     ) -> None:
+        self.versions = versions
         self.doubt = doubt or LaneDoubt()
         self.accepted = False
         self.alone: dict[int, Outcome] = {}
