@@ -54,7 +54,9 @@ _TEXTS_BYTES: Final = 4 * limits.MIB
 """Size up to which an index has the texts of what is published."""
 
 _STORED: Final = ("version", "revision", "fingerprint", "operation", "given", "due", "failed", "held", "again")
-_OF_DOCUMENTS: Final = ["source", "document", "wave", "forced", *_STORED]
+_OF_DOCUMENTS: Final = [
+    *("source", "document", "wave", "revision", "operation", "given", "due", "failed", "held", "forced", "again"),
+]
 _OF_OUTBOX: Final = ["source", "origin"]
 _WAITING: Final = ["source", "origin", "document", "route", "operation", "revision", "due"]
 
@@ -165,7 +167,9 @@ def _document_rows(path: str, sources: pa.Array) -> tuple[_Array, _Array, list[s
     if not found:
         return None
     low, rows = np.concatenate(hashes), np.concatenate(found)
-    order = np.lexsort((rows["wave"], rows["check"], low))
+    order = np.argsort(low)
+    if (low[order[1:]] == low[order[:-1]]).any():
+        order = np.lexsort((rows["wave"], rows["check"], low))
     low, rows = low[order], rows[order]
     last = np.append((low[1:] != low[:-1]) | (rows["check"][1:] != rows["check"][:-1]), True)
     return low[last], rows[last], list(texts)
