@@ -43,6 +43,9 @@ fewer, because a chunk does not continue from one task's documents to the next o
 TASK_DOCUMENTS: Final = 65_536
 """Documents of a transform task, for sources of very small documents."""
 
+REVISIONS_PER_REPLAY: Final = 1 << 40
+"""Upper bound of the revisions that a log counts itself; each time that it is read again adds this much."""
+
 ONCE_DOCUMENTS: Final = 1000
 """Documents of a transform task of an at-most-once plan: what it makes of so many lies in its notes until it ends."""
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ferryman.account.counts import EndedRow, Tables, count
 from ferryman.errors import UsageError
-from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_read
+from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_of_versions, logs_read
 from ferryman.plan.structure import reachable_destinations as nodes_reached
 from ferryman.records.families import SEPARATOR, STALE, FailedMember, Published, in_family_sql, older_publications
 from ferryman.records.rows import (
@@ -136,11 +136,17 @@ class View:
         plan = self._state.plan
         reached = destinations_of_sources(plan.nodes) if reached is None else reached
         exported = {node.name for node in keyed_nodes(plan.nodes)}  # in ``documents`` by place, and counted as entries
-        document_sources = {name: names for name, names in reached.items() if name not in exported}
-        found = count(self._tables(), document_sources, logs=list(self._logs))
+        of_versions = logs_of_versions(plan.nodes)  # in ``documents``, and counted as documents
+        document_sources = {
+            name: self._never_missed(name, names) if name in of_versions else names
+            for name, names in reached.items()
+            if name not in exported
+        }
+        entry_logs = {name: log for name, log in self._logs.items() if name not in of_versions}
+        found = count(self._tables(), document_sources, logs=list(entry_logs))
         lost = any(
             found.entries[name, destination] != expected
-            for name, log in self._logs.items()
+            for name, log in entry_logs.items()
             for destination, expected in self._expected_entries(name, log.entries_read, reached.get(name, ())).items()
         )
         destinations = {name: dict.fromkeys(COUNTS, 0) for names in reached.values() for name in names}
@@ -426,6 +432,12 @@ class View:
         return self.rows(
             "SELECT node, status, operation, count(*) AS deliveries FROM current WHERE node <> '' GROUP BY ALL"
         )
+
+    def _never_missed(self, log: str, destinations: Sequence[str]) -> list[str]:
+        """Return the destinations that have been reached by a log of versions since it was first read."""
+        plan = self._state.recorded_structure()
+        skipped, reached = missed_entries(self._state.root, plan).get(log, {}), nodes_reached(plan, log)
+        return [name for name in destinations if name in reached and name not in skipped]
 
     def _expected_entries(self, log: str, read: int, destinations: Sequence[str]) -> dict[str, int]:
         """Return destination -> number of entries of a log that must have a delivery there: those read since the plan

@@ -15,12 +15,13 @@ import numpy as np
 from ferryman import crash, limits
 from ferryman.engine.at_most_once import OnceRanges, OnceWave, end_once_wave
 from ferryman.engine.breakers import NodeBreakers, listing_key
+from ferryman.engine.known_entries import EntryIndex
 from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart, Listing, Staged, WantedIds, outage_of
 from ferryman.engine.runner.base import QueryFailed, Runner, run_frame_again
 from ferryman.engine.tasks import EntryRange, HeldEntry, LogBatch, LogSplit
 from ferryman.errors import Misconfigured, StateLost, Unavailable, UsageError, message_of
 from ferryman.observe import WARNING
-from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
+from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_of_versions, logs_read
 from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.records.keys import lane_number, lanes, place_id, place_of
 from ferryman.records.rows import ORDINAL_STEPS, STOPS, Status, events, now_us, wait_s
@@ -79,6 +80,10 @@ class Logs:
         """Logs whose new positions have been committed but not passed on to the log."""
         self._once = state.plan.once
         self._max_entries = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
+        self._of_versions = logs_of_versions(state.plan.nodes) & self._sources.keys()
+        self._entry_index = EntryIndex(state, self._of_versions)
+        self._alone: dict[str, str] = {}
+        """Log of versions -> a partition which the next wave reads alone, since it has documents of others."""
         self._counted_once = read_once_sources(state.plan.nodes)
         self._once_ranges = OnceRanges(state, self._logs)
         holds = errors_node(state.plan.nodes) is None
@@ -100,6 +105,7 @@ class Logs:
         """End what ``open`` has begun."""
         for log in self._logs.values():
             log.close()
+        self._entry_index.close()
 
     def forget_attempts(self) -> None:
         """Read the attempts of blocked entries again at the next ``refresh``, since an operator may have reset them."""
@@ -149,6 +155,9 @@ class Logs:
         by_source = [list(self._splits(name, snapshot, slots, share)) for name, snapshot in self._snapshots.items()]
         tasks = [split for turn in zip_longest(*by_source) for split in turn if split is not None]
         numbered = [split._replace(number=number) for number, split in enumerate(tasks)]
+        if any(split.source in self._of_versions for split in numbered):
+            known = self._entry_index.files()
+            numbered = [s._replace(known=known) if s.source in self._of_versions else s for s in numbered]
         return LogBatch(numbered, sum(s.piece.bytes for s in numbered), self._once) if numbered else None
 
     def select_results(self, splits: Sequence[LogSplit], staged: Sequence[Staged], run_again: RunSplits) -> LogResults:
@@ -163,8 +172,13 @@ class Logs:
         read: dict[str, int] = {}
         blocked: dict[_PartitionKey, Blocked] = {}
         held: dict[_PartitionKey, frozenset[int]] = defaultdict(frozenset)
+        hashes: dict[str, np.ndarray[Any, Any]] = {}
+        self._alone = {}
         for split, result in zip(splits, staged, strict=True):
             partition = (split.source, split.piece.partition)
+            if split.source in self._of_versions and self._shares_documents(split, result, hashes):
+                discarded.append(result)
+                continue
             if partition in blocked:  # an earlier split of this partition has stopped
                 discarded.append(result)
                 continue
@@ -187,6 +201,24 @@ class Logs:
         positions = self._position_transactions(reached, read) | self._attempt_transactions(blocked)
         stops, failures = self._record_stops(blocked, reached)
         return LogResults([*kept, *failures], positions | stops, discarded)
+
+    def _shares_documents(self, split: LogSplit, result: Staged, hashes: dict[str, np.ndarray[Any, Any]]) -> bool:
+        """Return whether a task has had a document that an earlier task of the wave has had, too: it did not know what
+        became of it there. Its partition is then read again, and alone.
+
+        Args:
+            hashes: source -> hashes of the documents of the earlier tasks.
+        """
+        mine = np.unique(np.frombuffer(result.hashes, np.uint64))
+        before = hashes.get(split.source)
+        if before is None:
+            hashes[split.source] = mine
+            return False
+        if len(np.intersect1d(before, mine, assume_unique=True)):
+            self._alone.setdefault(split.source, split.piece.partition)
+            return True
+        hashes[split.source] = np.union1d(before, mine)
+        return False
 
     def follow_moves(self) -> dict[str, int]:
         """Return the application transactions for readers that an operator has moved away from an entry that the plan
@@ -362,6 +394,10 @@ class Logs:
             return
         log = self._logs[name]
         ready = {p for p in snapshot.positions if self._partition_wait_s((name, p), None) == 0.0}
+        if (alone := self._alone.get(name)) in ready:
+            ready = {alone}
+        taken: set[str] = set()
+        """Partitions of a log of versions of which the wave has a piece: one task knows what earlier entries made."""
         held_back = self._held_exports.get(name)
         held: dict[str, frozenset[int]] = {}
         stopped = LogPositions(self._state, name).stopped()
@@ -375,12 +411,18 @@ class Logs:
         if not (total := log.lag(start, snapshot.end)):
             return
         most = int(np.clip(total // (2 * slots), _MIN_TASK_ENTRIES, self._max_entries))
+        if name in self._of_versions:
+            most = self._max_entries
         size = 0
         try:
             for piece in iter_pieces(name, log, snapshot, start, most, self._report):
+                if piece.partition in taken:
+                    continue
                 if size and size + piece.bytes > wave_bytes:
                     return
                 size += piece.bytes
+                if name in self._of_versions:
+                    taken.add(piece.partition)
                 head = self._counted_heads.get((name, piece.partition))
                 same = head is not None and head.replay == snapshot.replay
                 waiting = held.get(piece.partition, frozenset())
@@ -789,11 +831,11 @@ def inspect_log(
         for each in replaced:
             known = stored.places(identities, {each: log.partitions_of(each, end)})
             report(f"source {name}: {log.place_of(each)} {_RESTORED_TEXT if known else _REPLACED_TEXT}")
-        replay = stored.next_replay()
+        replay = stored.next_replay(log)
     # Entries that are read again get new revisions, derived from the replay number.
     if moved is not None and not (stored is not None and stored.has_followed_move(moved.token)):
         positions |= moved.positions
-        replay = 1 if stored is None else stored.next_replay()
+        replay = 1 if stored is None else stored.next_replay(log)
         if previous is None or previous.moved != moved.token:
             places = ", ".join(f"{partition} {at}" for partition, at in moved.positions.items())
             report(f"source {name}: was moved, and goes on at {places}")

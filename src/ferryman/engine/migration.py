@@ -23,7 +23,16 @@ from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.engine.transform.once_reader import doubt_notes
 from ferryman.errors import StateDamaged, UsageError
-from ferryman.plan import KeyedNode, Plan, changed_sources, keyed_nodes, logs_read, sources_of, structure
+from ferryman.plan import (
+    KeyedNode,
+    Plan,
+    changed_sources,
+    keyed_nodes,
+    logs_of_versions,
+    logs_read,
+    sources_of,
+    structure,
+)
 from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.plan.structure import DELIVERED_KINDS, Structure, is_version, keyed_node_names, reachable_destinations
 from ferryman.records.families import was_published_sql
@@ -103,10 +112,10 @@ def _reprocess_condition(plan: Plan, before: Structure, after: Structure) -> str
 
     These are all documents of sources whose paths have changed, and all documents that had failed, since the hashes of
     their deliveries are different now. Not selected are log entries that a keyed node has counted, and exports of keyed
-    nodes, which must not be processed twice.
+    nodes, which must not be processed twice; and what else went through of a log, which is not read again.
     """
     keyed = keyed_node_names(before) | keyed_node_names(after)
-    sources = changed_sources(before, after)
+    sources = set(changed_sources(before, after)) - logs_of_versions(plan.nodes)
     once = quote_list(read_once_sources(plan.nodes) - keyed)
     counted = " OR ".join(map(was_published_sql, sorted(keyed))) or "false"
     return (

@@ -170,7 +170,7 @@ def _plan_rewind(state: State, node: SourceNode) -> _Rewind:
         token = moved.token
     partitions = {name: log.partitions_of(name, positions) for name in identities}
     transactions = stored.transactions(
-        identities, partitions, positions, stored.entries_read, stored.next_replay(), token
+        identities, partitions, positions, stored.entries_read, stored.next_replay(log), token
     )
     return _Rewind(log, positions, transactions, token, bool(stored.replaced_logs(identities)))
 

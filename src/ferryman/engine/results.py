@@ -75,6 +75,8 @@ class Staged(NamedTuple):
     keyed node."""
     killed: KilledTask | None = None
     """Set if this at-most-once task was killed, and only what it had finished is staged."""
+    hashes: bytes = b""
+    """Hashes of the documents whose versions a log's entries are, as 64-bit numbers."""
     took_us: dict[str, int] | None = None
     """Step -> microseconds spent in its calls; None if they were made in a child process."""
 

@@ -28,8 +28,8 @@ from ferryman.storage.tables import Table
 
 Numbers = np.ndarray[Any, Any]
 
-_Key = tuple[str, int]
-"""Source, and hash of the key."""
+_Key = tuple[str, int | str]
+"""Source, and hash of the key of an export, or id of a document."""
 
 
 class HeldKeys:
@@ -56,38 +56,45 @@ class HeldKeys:
         return first is not None and first < revision
 
 
-class _ExportRow(NamedTuple):
-    """An outbox row with an export."""
+class _OrderedRow(NamedTuple):
+    """An outbox row with an export, or with a version of a document."""
 
     key: _Key
     revision: int
 
+    @property
+    def is_export(self) -> bool:
+        return isinstance(self.key[1], int)
+
 
 class KeyOrder:
-    """Order of the exports of one outbox file.
+    """Order of the exports of one outbox file, and of versions of documents.
 
     Args:
-        rows: the file's columns ``source``, ``key_hash``, ``revision`` and ``due``.
+        rows: the file's columns ``source``, ``document``, ``key_hash``, ``revision`` and ``due``.
         due: mask of the rows that are due.
+        versions: sources that may have several versions of a document in one wave, if the destination does not refuse
+            older ones.
     """
 
-    def __init__(self, held: HeldKeys, rows: pa.Table, due: Numbers) -> None:
+    def __init__(self, held: HeldKeys, rows: pa.Table, due: Numbers, versions: Collection[str] = ()) -> None:
         self._held = held
         self.eligible = due
         """Mask of the rows that may be sent: they are due, and wait for no other row."""
-        self._rows: list[_ExportRow | None] = []
+        self._rows: list[_OrderedRow | None] = []
         self._before: Numbers | None = None
         """For each eligible row, the index of its key's previous export, or -1; None: no key has two exports."""
-        if rows["key_hash"].null_count == rows.num_rows:
+        versions = versions and set(versions).intersection(rows["source"].unique().to_pylist())
+        if rows["key_hash"].null_count == rows.num_rows and not versions:
             return
-        every = list(_rows(rows))
+        every = list(_rows(rows, versions))
         self.eligible = self._mark_waiting(every, due, pc.is_valid(rows["due"]).to_numpy())
         self._rows = [row for row, eligible in zip(every, self.eligible, strict=True) if eligible]
         self._before = _previous_places(self._rows)
 
     @property
     def has_exports(self) -> bool:
-        """Return whether some of the eligible rows are exports."""
+        """Return whether some of the eligible rows have an order."""
         return bool(self._rows)
 
     def chunk_end(self, start: int, end: int) -> int:
@@ -109,7 +116,11 @@ class KeyOrder:
         """Record the outcomes of the eligible rows from ``start`` on."""
         if self._rows:
             for at, outcome in enumerate(outcomes or ()):
-                if outcome.kind not in ("ok", "stale"):
+                row = self._rows[start + at]
+                has_ended = outcome.kind in ("ok", "stale") or (
+                    outcome.kind == "permanent" and row and not row.is_export
+                )
+                if not has_ended:
                     self.hold(start + at, start + at + 1)
 
     def hold(self, start: int, end: int) -> None:
@@ -125,7 +136,7 @@ class KeyOrder:
             if at < len(rows) and rows[at] == each.row and each.status not in (Status.INDEXED, Status.DROPPED):
                 self.hold(at, at + 1)
 
-    def _mark_waiting(self, rows: Sequence[_ExportRow | None], due: Numbers, pending: Numbers) -> Numbers:
+    def _mark_waiting(self, rows: Sequence[_OrderedRow | None], due: Numbers, pending: Numbers) -> Numbers:
         if due.all() and not self._held:
             return due
         eligible = due.copy()
@@ -134,18 +145,21 @@ class KeyOrder:
                 continue
             if self._held.waits(*row):
                 eligible[at] = False
-            elif not due[at] and (pending[at] or self._held.ended_holds):
+            elif not due[at] and (pending[at] or (self._held.ended_holds and row.is_export)):
                 self._held.hold(*row)
         return eligible
 
 
-def _rows(rows: pa.Table) -> Iterator[_ExportRow | None]:
-    columns = (rows[name].to_pylist() for name in ("source", "key_hash", "revision"))
-    for source, key, revision in zip(*columns, strict=True):
-        yield None if key is None else _ExportRow((source, key), revision)
+def _rows(rows: pa.Table, versions: Collection[str]) -> Iterator[_OrderedRow | None]:
+    columns = (rows[name].to_pylist() for name in ("source", "key_hash", "document", "revision"))
+    for source, key, document, revision in zip(*columns, strict=True):
+        if key is not None or source in versions:
+            yield _OrderedRow((source, document if key is None else key), revision)
+        else:
+            yield None
 
 
-def _previous_places(rows: Sequence[_ExportRow | None]) -> Numbers | None:
+def _previous_places(rows: Sequence[_OrderedRow | None]) -> Numbers | None:
     """Return, for each row, the index of the last earlier export of its key, or -1; None: no key has two exports."""
     found = np.full(len(rows), -1)
     last: dict[_Key, tuple[int, int, int]] = {}
@@ -459,7 +473,6 @@ class FamilyOrder:
             ``row`` and ``due``.
         due: mask of the rows that are sent in this pass.
         eligible: mask of those that are sent now.
-        exempt: sources whose deletes are documents of their own.
         elsewhere: row -> an upsert of its family in another file.
     """
 
@@ -469,7 +482,6 @@ class FamilyOrder:
         rows: pa.Table,
         due: Numbers,
         eligible: Numbers,
-        exempt: Collection[str],
         elsewhere: Mapping[int, UndeliveredUpsert],
     ) -> None:
         self._undelivered = undelivered
@@ -484,7 +496,7 @@ class FamilyOrder:
         if not pc.any(deletes).as_py():
             return
         is_delete = np.asarray(deletes)
-        families = _families(rows, exempt)
+        families = _families(rows)
         concerned = {family for (family, _), d in zip(families, is_delete, strict=True) if d}
         named = [each if each[0] in concerned else None for each in families]
         dues = rows["due"].to_pylist()
@@ -520,13 +532,11 @@ class FamilyOrder:
         return found
 
 
-def _families(rows: pa.Table, exempt: Collection[str]) -> list[tuple[_Family, str]]:
-    """Return the family and the document of each row; a document of an exempt source is a family of its own."""
+def _families(rows: pa.Table) -> list[tuple[_Family, str]]:
+    """Return the family and the document of each row; an export of a keyed node is a family of its own."""
     names = ("source", "origin", "revision", "document", "key_hash", "row")
     return [
-        ((source, origin, revision), document)
-        if key is None and source not in exempt
-        else ((source, origin, -1 - row), document)
+        ((source, origin, revision), document) if key is None else ((source, origin, -1 - row), document)
         for source, origin, revision, document, key, row in zip(*(rows[n].to_pylist() for n in names), strict=True)
     ]
 
@@ -535,14 +545,13 @@ _FAMILY_COLUMNS: Final = ["source", "origin", "revision", "document", "operation
 
 
 def waits_elsewhere(
-    outbox: Table, pending: Sequence[DataFile], every: Sequence[DataFile], exempt: Collection[str]
+    outbox: Table, pending: Sequence[DataFile], every: Sequence[DataFile]
 ) -> dict[str, dict[int, UndeliveredUpsert]]:
     """Return path -> row of each pending delete -> an upsert of its family that is still in another outbox file.
 
     Args:
         pending: files with pending rows of one destination.
         every: all files of that destination.
-        exempt: see ``FamilyOrder``.
     """
     deletes: dict[_Family, list[tuple[str, int, str]]] = defaultdict(list)
     for file in pending:
@@ -550,14 +559,14 @@ def waits_elsewhere(
         is_pending_delete = pc.and_(pc.equal(kinds["operation"], "delete"), pc.is_valid(kinds["due"]))
         if pc.any(is_pending_delete).as_py():
             rows = read_part(outbox.path(file.path), _FAMILY_COLUMNS).filter(is_pending_delete)
-            for (family, document), row in zip(_families(rows, exempt), rows["row"].to_pylist(), strict=True):
+            for (family, document), row in zip(_families(rows), rows["row"].to_pylist(), strict=True):
                 deletes[family].append((file.path, row, document))
     found: dict[str, dict[int, UndeliveredUpsert]] = defaultdict(dict)
     origins = pa.array(sorted({origin for _, origin, revision in deletes if revision >= 0}), pa.string())
     for file in every if len(origins) else ():
         rows = read_part(outbox.path(file.path), _FAMILY_COLUMNS)
         rows = rows.filter(pc.and_(pc.is_in(rows["origin"], value_set=origins), pc.equal(rows["operation"], "upsert")))
-        for (family, document), due in zip(_families(rows, exempt), rows["due"].to_pylist(), strict=True):
+        for (family, document), due in zip(_families(rows), rows["due"].to_pylist(), strict=True):
             for path, row, deleted in deletes.get(family, ()):
                 before = found[path].get(row)
                 if path != file.path and document != deleted and (before is None or before.due is not None):

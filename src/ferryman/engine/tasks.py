@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ferryman import limits
 from ferryman.plan import Plan, logs_read
 from ferryman.plan.paths import destinations_of_sources
 from ferryman.records.families import STALE, Published, decode_published, encode_published
@@ -112,10 +113,10 @@ def _correct_published(given: pa.ChunkedArray, unconfirmed: pa.ChunkedArray, uns
     if not pc.any(found).as_py():
         return given
     columns = (column.to_pylist() for column in (given, unconfirmed, unsure))
-    return pa.array([_add_unconfirmed(*row) for row in zip(*columns, strict=True)], pa.string())
+    return pa.array([add_unconfirmed(*row) for row in zip(*columns, strict=True)], pa.string())
 
 
-def _add_unconfirmed(given: str | None, unconfirmed: str | None, unsure: bool) -> str | None:
+def add_unconfirmed(given: str | None, unconfirmed: str | None, unsure: bool) -> str | None:
     if unconfirmed is None and not unsure:
         return given
     every: Iterable[Published] = decode_published(given or "")
@@ -250,11 +251,27 @@ def _new_rows(path: str, listed: pa.Table) -> pa.Table:
 _LOG_COLUMNS = [name for name in ROWS.names if name not in COMPARED.names]
 """Columns that a log's rows have in addition to those of ``COMPARED``."""
 
-_REVISIONS_PER_REPLAY: Final = 1 << 40
-"""Upper bound of revisions that a log counts itself; each replay adds this much."""
-
-
 _KNOWN_NAMES = COMPARED.names[COMPARED.names.index("known_version") :]
+
+
+class IndexedFile(NamedTuple):
+    """A data file, and where its index is.
+
+    Attributes:
+        index_path: path of the index without its ending.
+        destination: of an outbox file; "" for one of ``documents``.
+    """
+
+    path: str
+    index_path: str
+    destination: str = ""
+
+
+class KnownFiles(NamedTuple):
+    """Files in which a task looks up what is known of documents, see ``engine.known_entries``."""
+
+    documents: tuple[IndexedFile, ...] = ()
+    outbox: tuple[IndexedFile, ...] = ()
 
 
 class HeldEntry(NamedTuple):
@@ -289,6 +306,9 @@ class LogSplit(NamedTuple):
     passed: tuple[int, int] | None = None
     """Place and number of the entry that counts as failed if it fails, in place of stopping the plan; see
     ``StoppedEntry.passed``."""
+    known: KnownFiles | None = None
+    """Where the documents of the entries are looked up; None: they are not, since ``documents`` has none of this log's
+    that went through."""
 
     @property
     def rows(self) -> int:
@@ -317,7 +337,7 @@ class LogSplit(NamedTuple):
 
     def _replayed_revisions(self, revisions: pa.ChunkedArray) -> pa.ChunkedArray:
         """Raise the log's own revisions above those of all earlier replays."""
-        return pc.add(revisions, (self.revision - 1) * _REVISIONS_PER_REPLAY)
+        return pc.add(revisions, (self.revision - 1) * limits.REVISIONS_PER_REPLAY)
 
     def _export_columns(self, rows: pa.Table) -> dict[str, Any]:
         """Return the columns of ``COMPARED`` for exports, filled with the known values of held ones."""

@@ -9,7 +9,16 @@ from typing import NamedTuple, Protocol, cast
 
 from ferryman.destinations.base import Destination
 from ferryman.net import relative_paths
-from ferryman.plan.nodes import CalledNode, DestinationNode, KeyedNode, Node, RouterNode, SourceNode, sources_of
+from ferryman.plan.nodes import (
+    CalledNode,
+    DestinationNode,
+    ExportsNode,
+    KeyedNode,
+    Node,
+    RouterNode,
+    SourceNode,
+    sources_of,
+)
 from ferryman.sources.base import Source
 from ferryman.sources.log import Log
 
@@ -106,9 +115,17 @@ def logs_read(nodes: Iterable[Node]) -> list[SourceNode]:
     return [n for n in sources_read(nodes) if isinstance(n.source, Log)]
 
 
-def sources_that_repeat_ids(nodes: Iterable[Node]) -> frozenset[str]:
-    """Return the logs in which several entries may be about one id, each of them a document of its own."""
-    return frozenset(n.name for n in nodes if isinstance(n, SourceNode) and getattr(n.source, "repeats_ids", False))
+def logs_of_versions(nodes: Iterable[Node]) -> frozenset[str]:
+    """Return the logs whose entries are versions of documents, of which ``documents`` has rows as of those of other
+    sources. Exports of keyed nodes are not among them: each is recorded by its place."""
+    return frozenset(
+        n.name
+        for n in nodes
+        if isinstance(n, SourceNode)
+        and not isinstance(n, ExportsNode)
+        and isinstance(n.source, Log)
+        and n.source.repeats_ids
+    )
 
 
 def destinations_of_many_versions(nodes: Sequence[Node]) -> frozenset[str]:

@@ -108,6 +108,10 @@ CONTENT: Final = "="
 """First character of the ``content`` of a ``Published``; names of nodes and members do not begin with it."""
 
 
+CONTENT_BEGINS: Final = f',"{CONTENT}'
+"""Text that the encoding of what is published has if there is the ``content`` of a ``Published`` in it."""
+
+
 STALE: Final = "-"
 """``content`` of a member whose delete is held, since a part of the version that does not make it has failed."""
 
@@ -143,7 +147,7 @@ def content_of(fields: bytes, raw: bytes | None) -> str:
 def was_published_sql(destination: str) -> str:
     """Return SQL that tests whether a member of the family in a row of ``documents`` was published to this
     destination."""
-    ends = (f',"{destination}"]', f',"{destination}","{CONTENT}', f',"{destination}","{STALE}"')
+    ends = (f',"{destination}"]', f',"{destination}"{CONTENT_BEGINS}', f',"{destination}","{STALE}"')
     return "(" + " OR ".join(f"contains(given, {quote(end)})" for end in ends) + ")"
 
 

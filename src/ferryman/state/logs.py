@@ -120,12 +120,13 @@ class LogPositions:
         """Number of times the source was reset to another place; entries get this number plus one as their revision."""
         return self._outbox.transaction(self._key("replay"))
 
-    def next_replay(self) -> int:
+    def next_replay(self, log: Log) -> int:
         """Return the replay number for reading a log from another place, so that its entries get revisions never used
         before."""
         paths, columns = self._documents.paths(), pa.schema([DOCUMENTS.field("source"), DOCUMENTS.field("revision")])
         rows = parquet.scan(paths, columns).to_table(filter=pc.field("source") == self._name) if paths else None
         highest = pc.max(rows["revision"]).as_py() if rows is not None else None
+        highest = (highest or 0) // limits.REVISIONS_PER_REPLAY + 1 if log.repeats_ids else highest
         return max(self.replay + 1, highest or 0)
 
     def replaced_logs(self, identities: Mapping[str, str]) -> list[str]:

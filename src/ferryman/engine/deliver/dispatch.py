@@ -43,7 +43,6 @@ from ferryman.plan import (
     KeyedNode,
     destinations_of_many_versions,
     errors_node,
-    sources_that_repeat_ids,
 )
 from ferryman.state.outbox import first_sequence, has_exports, has_other_rows, pending_rows, split_family
 from ferryman.state.state import State, sender_of
@@ -359,7 +358,7 @@ class Dispatcher:
         every = self._files_of(destination)
         if all(int(file.partition["wave"]) == number for file in every):
             return {}  # a lane sends a family's files in their order
-        return waits_elsewhere(self._state.outbox, files, every, sources_that_repeat_ids(self._state.plan.nodes))
+        return waits_elsewhere(self._state.outbox, files, every)
 
     def _wait(
         self, number: int, lanes: list[Lane], submitted: Future[list[LaneReport]]

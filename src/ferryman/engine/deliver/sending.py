@@ -49,7 +49,7 @@ from ferryman.errors import PermanentError, TransientError, describe, plain_text
 from ferryman.memory import describe_memory_error, is_failed_allocation, lacks_memory
 from ferryman.net.faults import is_connection_error
 from ferryman.observe import Chunk
-from ferryman.plan import DestinationNode, Plan, Policy, errors_node, sources_that_repeat_ids
+from ferryman.plan import DestinationNode, Plan, Policy, errors_node, logs_of_versions
 from ferryman.records.rows import (
     OUTBOX_CONTENT,
     OUTBOX_FILE,
@@ -171,11 +171,10 @@ class FileDelivery:
         last = np.array([n - self.file.key for n in self.turn.doubt.last], dtype=np.int64)
         sent_last = np.isin(table["row"].to_numpy(), last) & mask
         self.rows_sent_last: np.ndarray[Any, Any] = np.sort(table["row"].to_numpy()[sent_last])
-        self.keys = KeyOrder(self.turn.held_keys, table, sent_last if self.alone else mask & ~sent_last)
+        due_now = sent_last if self.alone else mask & ~sent_last
+        self.keys = KeyOrder(self.turn.held_keys, table, due_now, self.turn.versions)
         rows = table if self.policy.stale == "hold" else table.slice(0, 0)
-        self.families = FamilyOrder(
-            self.turn.undelivered, rows, mask, self.keys.eligible, self.turn.exempt, self.file.elsewhere
-        )
+        self.families = FamilyOrder(self.turn.undelivered, rows, mask, self.keys.eligible, self.file.elsewhere)
         places = np.flatnonzero(self.keys.eligible)
         return places, table if len(places) == table.num_rows else table.take(pa.array(places)).combine_chunks()
 
@@ -761,8 +760,8 @@ class Pass:
             DeliveryPass(self.number, self.epoch, self.now_us, self.pace_s, self.progress_folder, self.notes_chunks),
             isolated=lane.isolated,
             ended_holds=errors_node(plan.nodes) is None,
-            exempt=sources_that_repeat_ids(plan.nodes),
             doubt=lane.doubt,
+            versions=() if node.destination.compares_sequences else logs_of_versions(plan.nodes),
         )
         stopped = LaneStop()
         try:

@@ -86,8 +86,8 @@ class Turn:
         sent_alone: sequences of rows that were sent alone and failed so.
         takes_bytes: largest chunk that was accepted in halves of one that was not; 0: there was none.
         held_keys: keys with an export that was not delivered.
+        versions: sources of which versions of a document must not overtake each other.
         undelivered: families with an upsert that was not delivered.
-        exempt: sources whose deletes wait for no upsert of their family.
         chunks: the first calls of ``write``, if they are noted.
     """
 
@@ -99,9 +99,10 @@ class Turn:
         *,
         isolated: bool = False,
         ended_holds: bool = True,
-        exempt: Collection[str] = (),
         doubt: LaneDoubt | None = None,
+        versions: Collection[str] = (),
     ) -> None:
+        self.versions = versions
         self.doubt = doubt or LaneDoubt()
         self.accepted = False
         self.alone: dict[int, Outcome] = {}
@@ -126,7 +127,6 @@ class Turn:
         self.claimed_elsewhere: list[RowSpan] = []
         self.held_keys = HeldKeys(ended_holds=ended_holds)
         self.undelivered = UndeliveredFamilies()
-        self.exempt = exempt
         self.chunks: list[Chunk] = []
         self._chunks_left = limits.CHUNK_SPANS if current.notes_chunks else 0
         self._same_error: tuple[str, int, int] = ("", 0, 0)

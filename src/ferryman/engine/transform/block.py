@@ -45,6 +45,10 @@ class KnownDocument(NamedTuple):
         return decode_failures(self.failed)
 
 
+NOTHING_KNOWN: Final = KnownDocument(*[None] * len(KnownDocument._fields))  # type: ignore[arg-type]
+"""Stands for a document that has no row."""
+
+
 class Block:
     """A block of a task's rows; row ``i`` of every column belongs to the same document.
 
@@ -83,6 +87,21 @@ class Block:
             is_known = pc.is_valid(table["known_version"])
             self._known_revisions = pc.if_else(is_known, table["known_revision"], None).to_pylist()
 
+    def set_known(self, known: list[KnownDocument]) -> None:
+        """Record what ``documents`` says of each row's document, for entries of a log, whose rows come without it."""
+        self._known = known
+        self._known_revisions = [each.revision for each in known]
+        self.published = [each.given for each in known]
+        self.reasons = [Reason.NEW.value if each.version is None else Reason.CHANGED.value for each in known]
+        self.first_seen = False
+
+    def replace_known(self, i: int, known: KnownDocument) -> None:
+        """Record what an earlier entry about row ``i``'s document has come to."""
+        if self.first_seen:
+            self.set_known([NOTHING_KNOWN] * len(self))
+        self._known[i], self._known_revisions[i], self.published[i] = known, known.revision, known.given
+        self.reasons[i] = Reason.CHANGED.value
+
     @cached_property
     def _known(self) -> list[KnownDocument]:
         columns = [self.table[name].to_pylist() for name in KNOWN_COLUMNS]
@@ -90,14 +109,14 @@ class Block:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether all documents are new or changed, and nothing is pending for any; of a log, whether all entries are
-        new."""
-        new = self.reasons.count(Reason.NEW)
-        if self.places:
-            return self.first_seen and new == len(self)
-        if new + self.reasons.count(Reason.CHANGED) < len(self):
+        """Whether all documents are new or changed, and nothing is pending for any."""
+        if self.reasons.count(Reason.NEW) + self.reasons.count(Reason.CHANGED) < len(self):
             return False
-        return self.first_seen or all(self.table[name].null_count == len(self) for name in ("due", "failed", "held"))
+        if self.first_seen:
+            return True
+        if self.places:
+            return all(each.due is None and each.failed is None and each.held is None for each in self._known)
+        return all(self.table[name].null_count == len(self) for name in ("due", "failed", "held"))
 
     @cached_property
     def published(self) -> list[str | None]:
@@ -162,8 +181,9 @@ class Block:
         before = None if self.first_seen else self._known_revisions[i]
         if before is None:
             return self._revisions[i] if self._revisions else self.first_revision
-        is_retry = self.reasons[i] == Reason.RETRY and self.is_retry(i, self._known[i])
-        return before if is_retry else before + 1
+        if self.reasons[i] == Reason.RETRY and self.is_retry(i, self._known[i]):
+            return before
+        return max(before + 1, self._revisions[i]) if self._revisions else before + 1
 
     def revisions(self, rows: list[int]) -> list[int]:
         """Return the revisions of these rows."""

@@ -8,11 +8,12 @@ later entries are processed again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
 
+from ferryman.engine.known_entries import KnownEntries
 from ferryman.engine.results import Blocked, ErrorKind, NodeError, classify_error
 from ferryman.engine.tasks import LogSplit
 from ferryman.engine.transform.block import Block
@@ -47,18 +48,20 @@ class LogEntries:
         self._stops = node.source.on_error == "stop" and errors_node(plan.nodes) is None
         self.by_key = isinstance(node, ExportsNode)
         """Whether an entry that cannot be processed holds back only later entries of its key."""
+        self._known = None if split.known is None else KnownEntries(split.known, split.source)
         self._held = split.held
         self.held: set[int] = set()
         self.blocked: Blocked | None = None
         self.read = 0
         self.reached: dict[str, int] = {}
 
-    def blocks(self, max_rows: int = _BLOCK) -> Iterator[Block]:
+    def blocks(self, max_rows: int = _BLOCK, is_full: Callable[[], bool] = lambda: False) -> Iterator[Block]:
         """Yield the entries in blocks. An error of the log, or a call of ``stop``, ends the reading there, like an
         entry that cannot be processed.
 
         Args:
             max_rows: maximum number of entries per block.
+            is_full: asked after each block; if it is, the next wave reads the others.
         """
         place = self._split.piece.start
         try:
@@ -70,6 +73,9 @@ class LogEntries:
                     if self.once and self.blocked is not None:
                         return
                     place = block.places[-1] + (not self._log.shares_places)
+                    if is_full() and not self._log.shares_places:
+                        self.reached = {self._split.piece.partition: place}
+                        return
             self.reached = dict(self._log.reached(self._split.piece))
         except Exception as e:
             if place >= self._split.piece.end:  # it was read to its end
@@ -82,9 +88,16 @@ class LogEntries:
     def block_of(self, table: pa.Table) -> Block:
         """Return these entries as a block."""
         block = Block(table, self._split.revision)
+        if self._known is not None and (known := self._known.look_up(block.ids)) is not None:
+            block.set_known(known)
         if not self._keeps_provenance:
             block.provenances = None
         return block
+
+    @property
+    def hashes(self) -> bytes:
+        """Return ``Staged.hashes``."""
+        return b"" if self._known is None else b"".join(each.tobytes() for each in self._known.hashes)
 
     def stop(self, block: Block, i: int, why: str, held: str) -> None:
         """Stop before the entry of row ``i``, because a node that it may reach is in trouble."""

@@ -107,6 +107,9 @@ class DocumentReader:
             if read is None:
                 return RowAction.SKIP, None
             doc = read
+            if doc.operation == "delete":  # the last entry of a log about it
+                block.reasons[i] = Reason.DELETED
+                return RowAction.DELETE, None
         self.size = len(doc.raw or b"") + len(fields or b"")
         if (why := block.drop_reason(i)) is not None:
             return RowAction.WALK, self.walk.drop_by_source(doc, why)

@@ -372,12 +372,17 @@ class OutboxStage:
 class DocumentStage:
     """Stages the ``documents`` rows of a task.
 
+    Args:
+        many_versions: several rows may be added for a document, of which the one of its last revision is written, at
+            the end.
+
     Attributes:
         files: one file for each ``flush`` that had rows.
         new: lower bound of the number of rows of documents that had none before.
+        size: approximate bytes of the rows that wait for the end.
     """
 
-    def __init__(self, root: StatePath, source: str, wave: int, epoch: int) -> None:
+    def __init__(self, root: StatePath, source: str, wave: int, epoch: int, *, many_versions: bool = False) -> None:
         self._folder = root / "documents"
         self._epoch = epoch
         self._shared = {"source": source, "wave": wave}
@@ -385,8 +390,9 @@ class DocumentStage:
         self._plain_published: list[str] = []
         self._rows: list[dict[str, Any]] = []
         self._tables: list[pa.Table] = []
+        self._many_versions = many_versions
         self.files: list[Part] = []
-        self.new = 0
+        self.new = self.size = 0
 
     def add_plain(self, i: int, published: str) -> None:
         """Add row ``i`` of the block, a document without failures and requests. Most rows are like this, so they are
@@ -460,16 +466,33 @@ class DocumentStage:
         self._plain, self._plain_published, self._rows = [], [], []
 
     def _add_table(self, n: int, **columns: Any) -> None:
-        self._tables.append(table_of(DOCUMENTS, n, **self._shared, **columns))
+        self._tables.append(table := table_of(DOCUMENTS, n, **self._shared, **columns))
+        if self._many_versions:
+            self.size += table.nbytes
 
-    def flush(self) -> None:
-        """Write the file."""
+    def flush(self, *, last: bool = False) -> None:
+        """Write the file.
+
+        Args:
+            last: no row will be added any more.
+        """
+        if self._many_versions and not last:
+            return
         if self._tables:
             documents = pa.concat_tables(self._tables)
+            if self._many_versions:
+                documents = _last_versions(documents)
             stats = due_stats(documents["due"].to_pylist())
             self.files.append(write_part(self._folder, documents, epoch=self._epoch, stats=stats))
             crash.point("transform.documents")
         self._tables = []
+
+
+def _last_versions(rows: pa.Table) -> pa.Table:
+    """Return of each document the row of its highest revision."""
+    ids, order = rows["document"].to_pylist(), np.argsort(rows["revision"].to_numpy(), kind="stable")
+    last = {ids[at]: at for at in order.tolist()}
+    return rows if len(last) == len(ids) else rows.take(pa.array(sorted(last.values())))
 
 
 def unchanged_row(id: str, known: KnownDocument) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ferryman.engine.results import TRANSIENT, Attempts, ErrorKind, NodeError, N
 from ferryman.engine.retries import draw_due_us, judge_failure
 from ferryman.engine.runner.child import exit_if_forked
 from ferryman.engine.tasks import Reason
-from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.block import Block, KnownDocument
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.reconcile import FamilyOutcome, reconcile
@@ -39,9 +39,11 @@ from ferryman.plan import (
     ends,
     errors_node,
     find_source,
+    logs_of_versions,
     target_of,
 )
 from ferryman.records.families import (
+    CONTENT_BEGINS,
     STALE,
     FailedMember,
     MissingDelivery,
@@ -86,7 +88,12 @@ class Stager:
         self._source = source
         self._ends = [(e.destination, "/".join(e.route)) for e in ends(plan.nodes)[node.entry]] if changed else []
         self._outbox = OutboxStage(root, source, epoch, self._hashes, in_order, deletes_in_order=changed)
-        self._documents = DocumentStage(root, source, wave, epoch)
+        self.carries = source in logs_of_versions(plan.nodes)
+        """Whether the documents are of a log whose entries are versions of documents."""
+        self._versions = CarriedVersions() if self.carries and entries is not None else None
+        self._records_all = entries is None or self.carries
+        """Whether each document gets a row in ``documents``; of other logs only what is not finished does."""
+        self._documents = DocumentStage(root, source, wave, epoch, many_versions=self._versions is not None)
         self._events = EventStage(root, source, wave, epoch)
         self._block: Block
         self._i = 0
@@ -110,6 +117,11 @@ class Stager:
         self._undecided: list[tuple[Block, list[UndecidedFamily | UnreadDocument]]] = []
         """Families and unreadable documents whose outcome is still undecided, by block, in order."""
         self._unseen = False
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether as much is held in memory as should be, and can be written only at the end."""
+        return self._documents.size >= limits.PART_BYTES
 
     def begin_block(self, block: Block) -> None:
         """Begin a block: until ``end_block``, calls refer to its rows, each of which is staged once."""
@@ -157,14 +169,17 @@ class Stager:
             nodes: reports about the nodes, for the driver.
         """
         exit_if_forked(self._process)
-        self._flush()
+        self._outbox.flush()
+        self._documents.flush(last=True)
         self._events.close()
         crash.point("transform.staged")
         files = (self._outbox.files, self._documents.files, self._events.files)
         staged = Staged(*files, self._counts, nodes, self._unseen, self._documents.new)
         if (log := self._entries) is not None:
             held = frozenset(log.held)
-            staged = staged._replace(blocked=log.blocked, entries=log.read, reached=log.reached, held=held)
+            staged = staged._replace(
+                blocked=log.blocked, entries=log.read, reached=log.reached, held=held, hashes=log.hashes
+            )
         return staged
 
     def _gather(self) -> None:
@@ -193,8 +208,8 @@ class Stager:
         """Stage row ``i`` of a plain block: it has no children, nothing failed or was requested for it, and it is
         published where it was before, or it was nowhere."""
         self._outbox.add_origin(self._block, i, deliveries)
-        if self._entries is None:
-            self._documents.add_plain(i, published)
+        if self._records_all:
+            self._add_plain_row(i, published)
         if skipped:
             self._events.add_skipped(self._block, i, skipped)
             self._counts["dropped"] += len(skipped)
@@ -256,6 +271,7 @@ class Stager:
         """
         self._i = i
         self._published = []
+        self.begin_version(i)
         self._published_before.begin(self._block, i)
         stage_deliveries()
         published = self._published
@@ -266,9 +282,11 @@ class Stager:
                 i, walk.new_failures, walk.ended_failures, walk.reached, walk.unneeded, published, retry
             )
             self._undecided[-1][1].append(family)
+            if self._versions is not None:
+                self._versions.add_undecided(self._block, i, published)
         elif self._block.first_seen and self._block.ids[i] not in self._reread_requests:
-            if self._entries is None:
-                self._documents.add_plain(i, encode_published(published))
+            if self._records_all:
+                self._add_plain_row(i, encode_published(published))
         else:
             self._stage_family(i, FamilyOutcome(walk.ended_failures, walk.reached, walk.unneeded), published, retry)
         self._outbox.end_family(self._block)
@@ -298,30 +316,38 @@ class Stager:
 
     def stage_deletion(self, i: int) -> None:
         """Stage deletes for a document deleted at its source: for every member, wherever it was published."""
+        self.begin_version(i)
         block, known = self._block, self._block.known(i)
         if known is None or block.key_hashes:
-            self._stage_deleted_export(i)
+            self._stage_unrecorded_deletion(i)
             if known is not None:
                 self._add_row(i, given="")
+            elif self.carries:
+                self._add_row(
+                    i, "delete", given=encode_published([Published("", end[1], end[0]) for end in self._ends])
+                )
             return
-        block.versions[i], block.fingerprints[i] = known.version, ""
+        if known.operation == "delete" and not known.given:
+            return  # it is deleted already
+        if self._entries is None:
+            block.versions[i], block.fingerprints[i] = known.version, ""
         self._supersede(i)
         self._i = i
         for published in decode_published(known.given):
             self._stage_delete(published)
         self._add_row(i, "delete", given=known.given)
 
-    def _stage_deleted_export(self, i: int) -> None:
-        """Stage deletes for a deleted export at every destination it may have reached, since earlier exports are not
-        recorded."""
+    def _stage_unrecorded_deletion(self, i: int) -> None:
+        """Stage deletes for a deleted export, or a document without a row, at every destination it may have reached."""
         self._i = i
         for end in self._ends:
-            if isinstance(self._nodes[end[0]], KeyedNode):
-                why = "a deletion has no fields, and so no key"
-                self._add_event(self._member_stub(""), end, "", Status.DROPPED, why, 0, None, "delete")
-            else:
-                self._stage_delete(Published("", end[1], end[0]))
+            self._stage_delete(Published("", end[1], end[0]))
         self._outbox.end_family(self._block)
+
+    def begin_version(self, i: int) -> None:
+        """Have row ``i``, which is staged next, know what an earlier entry of the task about its document came to."""
+        if self._versions is not None:
+            self._versions.begin(self._block, i)
 
     def stage_fingerprint(self, i: int) -> None:
         """Stage the new fingerprint of an unchanged document, so that the next scan does not have to read it."""
@@ -335,6 +361,7 @@ class Stager:
     def _stage_decided(self, family: UndecidedFamily, health: Mapping[str, NodeHealth]) -> None:
         """Stage the outcome of a family now that it is known whether its documents or the nodes are at fault."""
         self._i = family.i
+        is_overtaken = self._versions is not None and self._versions.is_overtaken(self._block, family.i)
         failures = list(family.ended_failures)
         held: set[str] | None = set()
         known = self._block.known(family.i)
@@ -343,7 +370,8 @@ class Stager:
             node_health = health.get(failure.fault.node)
             if self._spends_no_attempt(node_health, failure.fault):
                 owed = failure.owed
-                self._stage_held([(failure.doc, o, failure) for o in owed if (failure.member, o.end) not in recorded])
+                new = [(failure.doc, o, failure) for o in owed if (failure.member, o.end) not in recorded]
+                self._stage_held([] if is_overtaken else new)
             else:
                 owed = [self._spend_attempt(failure, o) for o in failure.owed]
                 if self._error_messages is not None:
@@ -369,6 +397,12 @@ class Stager:
             self._due() or (self._now_us if held else None),
         ):
             self._retried = []
+            return
+        if is_overtaken:
+            self._retried = []
+            self._supersede(family.i)
+            self._i = family.i
+            self._drop_superseded(failures, None)
             return
         self._stage_family(
             family.i,
@@ -470,6 +504,10 @@ class Stager:
             return True  # a destination of an older plan version, which no plan maintains now
         doc = self._member_stub(published.member)
         end = (published.destination, published.route)
+        if isinstance(node, KeyedNode) and self._ends:
+            why = "a deletion has no fields, and so no key"
+            self._add_event(doc, end, "", Status.DROPPED, why, 0, None, "delete")
+            return True
         if not node.policy.deletes:
             why = "deleted at the source, but this destination keeps it (deletes=False)"
             self._add_event(doc, end, "", Status.DROPPED, why, 0, None, "delete")
@@ -483,12 +521,19 @@ class Stager:
         if known is None or known.due is None or self._block.revision(i) == known.revision:
             return
         self._i = i
-        for failure in known.failures:
+        self._drop_superseded(known.failures, (known.version, known.revision))
+
+    def _drop_superseded(self, failures: Sequence[FailedMember], past: tuple[str, int] | None) -> None:
+        """Record as DROPPED the deliveries that are still missing because of these failures.
+
+        Args:
+            past: version and revision of the deliveries; None: those of the current row.
+        """
+        for failure in failures:
             doc = self._member_stub(failure.member)
             for owed in failure.owed:
                 if owed.open:
                     why = "superseded by a newer version"
-                    past = (known.version, known.revision)
                     self._add_event(doc, owed.end, failure.branches, Status.DROPPED, why, owed.attempt, past=past)
 
     # -- single facts: events of the ledger, rows of ``documents`` ---------------------------------
@@ -542,9 +587,16 @@ class Stager:
         if message:
             self._i = i
             self._add_event(Document.of(block.ids[i], {}), ("", ""), "", Status.DIRTY, message, 0)
-        if self._entries is not None and again is None and not failures and block.known(i) is None:
+        if not self._records_all and again is None and not failures and block.known(i) is None:
             return  # the position past its place records that it was processed
         self._documents.remember(block, i, operation, given=given, due=due, failures=failures, held=held, again=again)
+        if self._versions is not None:
+            self._versions.add(block, i, "" if operation == "delete" else given, operation)
+
+    def _add_plain_row(self, i: int, published: str) -> None:
+        self._documents.add_plain(i, published)
+        if self._versions is not None:
+            self._versions.add(self._block, i, published)
 
 
 # Permanent failures of steps, routers and sources as messages for the plan's error queue.
@@ -589,6 +641,47 @@ class ErrorMessages:
         doc.parent_id = failure.doc.parent_id
         end = (self._name, error_route(failure.node, failure.route, self._wave))
         self._outbox.upsert(block, i, doc, end, failure.branches, encode_fields(fields), None)
+
+
+# Versions of one document in one task: the entries of a log.
+
+
+class CarriedVersions:
+    """Outcomes of a task's entries so far, which later entries about the same documents go on from."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, KnownDocument] = {}
+        self._undecided: dict[str, tuple[int, int]] = {}
+        """Document -> its last entry, if that has failed and is undecided: identity of its block, and row."""
+        self._overtaken: set[tuple[int, int]] = set()
+
+    def begin(self, block: Block, i: int) -> None:
+        """Set what row ``i`` of the block goes on from, which is staged next."""
+        if (last := self._last.get(block.ids[i])) is not None:
+            block.replace_known(i, last)
+            if (entry := self._undecided.pop(block.ids[i], None)) is not None:
+                self._overtaken.add(entry)
+
+    def add(self, block: Block, i: int, given: str, operation: Operation = "upsert") -> None:
+        """Add the outcome of row ``i``; ``given``: what is published of its document from now on."""
+        if CONTENT_BEGINS in given:  # what the destinations have is known when this wave has been delivered
+            given = encode_published(
+                [each if each.content == STALE else Published(*each.place) for each in decode_published(given)]
+            )
+        self._last[block.ids[i]] = KnownDocument(
+            block.versions[i], block.revision(i), "", operation, given, None, None, None, None
+        )
+
+    def add_undecided(self, block: Block, i: int, published: Collection[Published]) -> None:
+        """Add row ``i``, of which a node has failed: what the version before has published may still be there, too."""
+        known = block.known(i)
+        before = decode_published(known.given) if known is not None else ()
+        self.add(block, i, encode_published(list({each.place: each for each in (*before, *published)}.values())))
+        self._undecided[block.ids[i]] = (id(block), i)
+
+    def is_overtaken(self, block: Block, i: int) -> bool:
+        """Return whether a later entry about the document of row ``i``, which has failed, was staged."""
+        return (id(block), i) in self._overtaken
 
 
 # Children that need not be sent again, because the destination has the same content from the previous version.

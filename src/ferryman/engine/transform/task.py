@@ -170,7 +170,7 @@ class TaskProcessing:
     def blocks(self, max_rows: int = _BLOCK) -> Iterator[Block]:
         """Yield the task's rows in blocks."""
         if self._entries is not None:
-            yield from self._entries.blocks(max_rows)
+            yield from self._entries.blocks(max_rows, lambda: self._stager.is_full)
             return
         assert isinstance(self._split, TaskSplit)
         for rows in self._split.tables():
