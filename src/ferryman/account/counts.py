@@ -308,7 +308,8 @@ class _PartitionedCount:
             self._count_missing(documents, ends["destination"][current & present], at[current & present], deleted)
         if (writer := self._tables.writer) is not None:
             number = len(twice)
-            stays = current[:number] | np.isin(deliveries["h"], waiting["h"])
+            _, waits = look_up(np.sort(waiting["h"]), deliveries["h"])
+            stays = current[:number] | waits
             deliveries["listed"] = present[:number]
             rows = {name: column[stays] for name, column in deliveries.items()}
             markers = [
@@ -325,11 +326,10 @@ class _PartitionedCount:
         if not len(snapshot["h"]):
             return _last_events(events)
         is_delivery = snapshot["destination"] != NO_EVENT
-        known = snapshot["h"][is_delivery]
         earlier = {name: snapshot[name][is_delivery] for name in events}
         found = _last_events(concatenate(earlier, events, events.keys()))
-        is_new = ~np.isin(found["h"], np.concatenate([known, snapshot["h"][~is_delivery]]))
-        check_families(snapshot, documents, {name: found[name][is_new] for name in ("o", "revision")})
+        _, is_known = look_up(np.sort(snapshot["h"]), found["h"])
+        check_families(snapshot, documents, {name: found[name][~is_known] for name in ("o", "revision")})
         return found
 
     def _count_ends(self, ends: Columns) -> None:

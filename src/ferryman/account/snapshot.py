@@ -28,7 +28,7 @@ from ferryman.state.state import SNAPSHOT, SNAPSHOTS, State
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
 from ferryman.storage.parquet import PartWriter, RowGroups, epoch_of
-from ferryman.storage.query import quote
+from ferryman.storage.query import look_up, quote
 from ferryman.storage.tables import Table
 
 ROWS: Final = pa.schema(
@@ -281,10 +281,11 @@ def check_families(rows: Columns, documents: Columns, new: Columns) -> None:
     families, revisions = rows["o"][order], rows["revision"][order]
     last = np.append(families[1:] != families[:-1], True)[: len(families)]
     families, revisions = families[last], revisions[last]
-    at = np.minimum(np.searchsorted(families, new["o"]), max(0, len(families) - 1))
-    if len(families) and ((families[at] == new["o"]) & (new["revision"] < revisions[at])).any():
+    at, present = look_up(families, new["o"])
+    if (new["revision"][present] < revisions[at[present]]).any():
         raise SnapshotUnusable("an event of an older revision")
-    if not np.isin(rows["o"][rows["listed"]], documents["h"]).all():
+    _, present = look_up(documents["h"], rows["o"][order][rows["listed"][order]])
+    if not present.all():
         raise SnapshotUnusable("a document is gone")
 
 
