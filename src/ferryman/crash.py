@@ -84,7 +84,10 @@ POINTS: Final[dict[str, str]] = {
     "checkpoint.made": DRIVER,
     "checkpoint.trimmed": DRIVER,
     # once a run
+    "counted.staged": DRIVER,
     "counted.kept": DRIVER,
+    "counted.logged": DRIVER,
+    "counted.synced": DRIVER,
     "runs.kept": DRIVER,
     # notifications, once a run or a period
     "notify.sent": DRIVER,

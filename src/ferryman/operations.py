@@ -37,6 +37,7 @@ from ferryman.state.state import (
     READERS,
     RUNS,
     SETTLED,
+    SNAPSHOTS,
     TABLES,
     WAVE,
     State,
@@ -47,6 +48,7 @@ from ferryman.state.state import (
     state_root,
 )
 from ferryman.storage import files, parquet
+from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.files import StatePath, exists, explain_errors_of_state
 from ferryman.storage.locks import Readers
 from ferryman.storage.tables import Table
@@ -402,6 +404,7 @@ def _inspect(root: StatePath) -> list[Finding]:
     try:
         if files.exists(path):
             files.unseal(path)
+        findings |= {e.path: Finding(e.path, e.what, _REMOVE) for e in _damaged_snapshots(root)}
         if not findings and cache_differs(root, plan_of(root)):
             findings[str(path)] = Finding(str(path), "it does not match the tables, counted again", _REMOVE)
     except StateDamaged as e:
@@ -412,6 +415,13 @@ def _inspect(root: StatePath) -> list[Finding]:
     except StateDamaged as e:
         findings[e.path] = Finding(e.path, e.what, _FORGET)
     return list(findings.values())
+
+
+def _damaged_snapshots(root: StatePath) -> Iterator[StateDamaged]:
+    """Yield the problems of the snapshots that counts begin with; a missing one is none, for then all is counted."""
+    if files.is_folder(root / SNAPSHOTS):
+        names = [name for name in files.list_names(root / SNAPSHOTS) if not name.startswith(TEMPORARY)]
+        yield from _damaged_files(root / SNAPSHOTS, names)
 
 
 def _problems(root: StatePath) -> Iterator[StateDamaged]:

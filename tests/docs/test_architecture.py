@@ -146,6 +146,7 @@ def test_the_folders_are_those_of_a_state() -> None:
                 "state.json",
                 "plan.json",
                 "migrated.json",
+                "counted",
                 "counted.json",
                 "notified.json",
                 "mirrored.json",

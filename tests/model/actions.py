@@ -206,7 +206,10 @@ NOT_MODELLED: Final[dict[str, str]] = {
         ("checkpoint.made", "checkpoint.trimmed"),
         "logs are not modelled, only what they come to: a checkpoint changes nothing of that",
     ),
-    "counted.kept": "what is counted for questions is not modelled: no delivery depends on it",
+    **dict.fromkeys(
+        ("counted.staged", "counted.kept", "counted.logged", "counted.synced"),
+        "what is counted for questions is not modelled: no delivery depends on it",
+    ),
     "runs.kept": "which runs there were is not modelled: no delivery depends on it",
     **dict.fromkeys(("notify.sent", "notify.kept"), "who is told is not modelled: no delivery depends on it"),
 }

@@ -6,6 +6,7 @@ as one: among ten million that happens in one state of 300 000.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +18,24 @@ import numpy as np
 import pyarrow as pa
 
 from ferryman import crash, limits
+from ferryman.account.snapshot import (
+    NO_EVENT,
+    ROWS,
+    EndedRow,
+    Snapshot,
+    SnapshotWriter,
+    check_families,
+    concatenate,
+    family_hash_sql,
+    marker_rows,
+)
+from ferryman.errors import StateDamaged
 from ferryman.records.families import was_published_sql
-from ferryman.records.rows import ORDINAL_COMMAND, TERMINAL, Status
+from ferryman.records.rows import NOT_READ, ORDINAL_COMMAND, TERMINAL, Status
 from ferryman.state.maintenance import DOCUMENT, HASHES, Columns, last_rows, rows_by_document, to_columns
 from ferryman.state.state import COUNTED, State
 from ferryman.storage import files
+from ferryman.storage.files import StatePath
 from ferryman.storage.query import HashFilter, PartitionFiles, look_up, partition_of, partitions_for, quote_list, stream
 
 _STATUSES: Final = list(Status)
@@ -44,10 +58,11 @@ _EVENTS: Final = pa.schema(
         ("deletes", pa.bool_()),
         ("destination", pa.int16()),
         ("log", pa.int16()),
+        ("unread", pa.bool_()),
     ]
 )
 """``o``: hash of the family; ``h``: hash of the delivery; ``at`` orders the events of a delivery; ``log``: number of
-the source among the logs, else -1."""
+the source among the logs, else -1; ``unread``: the event says that something of the document was not read."""
 
 _WAITING: Final = pa.schema([*_EVENTS, ("waits", pa.bool_())])
 
@@ -80,6 +95,10 @@ class Counts(NamedTuple):
     """(log, destination) -> entries with a delivery."""
     again: bool
     """Whether a row of a document says when a step wants it again."""
+    unread: bool
+    """Whether something was not read of a delivery's document; False if there is neither snapshot nor writer."""
+    destinations: list[str]
+    """The destinations that were counted."""
 
 
 class Tables(NamedTuple):
@@ -89,6 +108,9 @@ class Tables(NamedTuple):
         rows: number of rows of the largest table.
         folder: for data that does not fit into memory.
         waits: whether ``waiting`` has rows.
+        root: the state's folder.
+        snapshot: has the events that ``ledger`` lacks; None: it has all.
+        writer: of the next snapshot; None: none is due.
     """
 
     db: duckdb.DuckDBPyConnection
@@ -97,6 +119,9 @@ class Tables(NamedTuple):
     rows: int
     folder: Path
     waits: bool = True
+    root: StatePath = Path()
+    snapshot: Snapshot | None = None
+    writer: SnapshotWriter | None = None
 
 
 def count(
@@ -109,6 +134,9 @@ def count(
         among: count only families with a delivery that ever had one of these statuses, and those that wait for failed
             steps; nothing that waits in the outbox.
         logs: sources that are logs: they have no rows in ``documents``.
+
+    Raises:
+        SnapshotUnusable: count without the snapshot.
     """
     return _PartitionedCount(tables, reached, among, logs).run()
 
@@ -133,6 +161,14 @@ class _PartitionedCount:
         self._live: Counter[int] = Counter()
         self._deleted: Counter[int] = Counter()
         self._pending = self._ended_twice = self._missing = 0
+        self._unread = False
+        self._salt = ""
+        """What is hashed before the names of families; empty: they are hashed for this process only."""
+        if tables.snapshot is not None:
+            self._salt = tables.snapshot.salt
+            self._ended_twice = tables.snapshot.ended_twice
+        elif tables.writer is not None:
+            self._salt = tables.writer.salt
 
     def run(self) -> Counts:
         sources = self._db.execute(_SOURCES).fetchall()
@@ -144,9 +180,10 @@ class _PartitionedCount:
         waiting = self._spread("waiting", _WAITING, self._waiting() if self._tables.waits and not self._among else "")
         deleted, flags = self._deleted_query()
         removed = self._spread("deleted", flags, deleted if deletes and not self._among else "", self._tables.rows)
+        earlier = self._spread_snapshot()
         for part, documents in enumerate(self._documents()):
-            read = [to_columns(spread.read(part)) for spread in (events, waiting, removed)]
-            self._count(documents, read[0], read[1], last_rows(read[2]))
+            read = [to_columns(spread.read(part)) for spread in (events, waiting, removed, earlier)]
+            self._count(documents, read[0], read[1], last_rows(read[2]), read[3])
         names = self._destinations
         return Counts(
             Counter(
@@ -162,6 +199,8 @@ class _PartitionedCount:
             self._missing,
             Counter({(self._logs[n // len(names)], names[n % len(names)]): k for n, k in self._entries.items()}),
             again,
+            self._unread,
+            names,
         )
 
     # --- reading and partitioning ---
@@ -181,18 +220,31 @@ class _PartitionedCount:
         spread.close()
         return spread
 
+    def _spread_snapshot(self) -> PartitionFiles:
+        spread = PartitionFiles(self._tables.folder, "snapshot", ROWS, self._parts)
+        if (snapshot := self._tables.snapshot) is not None:
+            for batch in snapshot.read(self._tables.root, self._destinations):
+                spread.add(batch, partition_of(batch.column(0).to_numpy(), self._parts))
+        spread.close()
+        return spread
+
+    def _hashed(self, family: str) -> str:
+        """Return SQL for a family's hash, or for the text that is hashed when it is read."""
+        return family_hash_sql(self._salt, family) if self._salt else family
+
     def _events(self) -> str:
         status = _position(_STATUSES, "status")
+        unread = f"coalesce(starts_with(message, '{NOT_READ}'), false)" if self._salt else "false"
         return (
-            f"SELECT {_FAMILY}, {_HASH}, revision, wave * 4 + ordinal, {status}, operation = 'delete', "
-            f"{_position(self._destinations, 'destination')}, {self._log_number()} "
+            f"SELECT {self._hashed(_FAMILY)}, {_HASH}, revision, wave * 4 + ordinal, {status}, operation = 'delete', "
+            f"{_position(self._destinations, 'destination')}, {self._log_number()}, {unread} "
             "FROM ledger WHERE destination <> ''"
         )
 
     def _waiting(self) -> str:
         return (
-            f"SELECT {_FAMILY}, {_HASH}, revision, 0, {_STATUSES.index(Status.BATCHED)}, "
-            f"operation = 'delete', {_position(self._destinations, 'destination')}, {self._log_number()}, "
+            f"SELECT {self._hashed(_FAMILY)}, {_HASH}, revision, 0, {_STATUSES.index(Status.BATCHED)}, "
+            f"operation = 'delete', {_position(self._destinations, 'destination')}, {self._log_number()}, false, "
             "due IS NOT NULL FROM waiting"
         )
 
@@ -208,7 +260,10 @@ class _PartitionedCount:
         }
         tables = self._tables
         waits = "due IS NOT NULL" if self._among else ""
-        rows = rows_by_document(self._db, tables.documents, tables.rows, tables.folder, more, waits, self._marked)
+        document = self._hashed(DOCUMENT)
+        rows = rows_by_document(
+            self._db, tables.documents, tables.rows, tables.folder, more, waits, self._marked, document
+        )
         return map(last_rows, rows)
 
     def _deleted_query(self) -> tuple[str, pa.Schema]:
@@ -224,44 +279,58 @@ class _PartitionedCount:
             ]
             flags.append(f"{' + '.join(bits)}::BIGINT")
         schema = [("h", pa.uint64()), ("wave", pa.int64()), *((f"f{i}", pa.int64()) for i in range(len(flags)))]
-        columns = ", ".join([DOCUMENT, "wave", *flags])
+        columns = ", ".join([self._hashed(DOCUMENT), "wave", *flags])
         return f"SELECT {columns} FROM documents WHERE operation = 'delete'", pa.schema(schema)
 
     # --- counting one partition ---
 
-    def _count(self, documents: Columns, events: Columns, waiting: Columns, deleted: Columns) -> None:
+    def _count(
+        self, documents: Columns, events: Columns, waiting: Columns, deleted: Columns, snapshot: Columns
+    ) -> None:
         self._pending += int(documents["pending"].sum())
         for live, counts in ((True, self._live), (False, self._deleted)):
             counts.update(_tally(documents["source"][documents["live"] == live]))
-        ends = self._ends_of(events)
-        _, known = _look_up_unsorted(ends["h"], waiting["h"])
-        unsent = {name: waiting[name][~known] for name in ends}
-        ends = {name: np.concatenate([ends[name], unsent[name]]) for name in ends}
+        deliveries = self._deliveries(events, snapshot, documents)
+        twice = deliveries["ended"] > 1 + deliveries["begun"]
+        self._ended_twice += int(twice.sum())
+        _, known = _look_up_unsorted(deliveries["h"], waiting["h"])
+        unsent = {name: column[~known] for name, column in waiting.items()}
+        ends = concatenate(deliveries, unsent, _EVENTS.names)
         at, present = _look_up_unsorted(documents["h"], ends["o"])
         current = ~present
         current[present] = ends["revision"][present] >= documents["revision"][at[present]]
         self._count_ends({name: column[current] for name, column in ends.items()})
+        self._unread |= bool((ends["unread"] & (ends["status"] == _INDEXED) & current).any())
         if self._logs:
             self._count_entries({name: column[current & (ends["log"] >= 0)] for name, column in ends.items()})
-        self._count_older(documents, events, waiting)
+        self._count_older(documents, deliveries, waiting)
         if not self._among:
             self._count_missing(documents, ends["destination"][current & present], at[current & present], deleted)
+        if (writer := self._tables.writer) is not None:
+            number = len(twice)
+            _, waits = look_up(np.sort(waiting["h"]), deliveries["h"])
+            stays = current[:number] | waits
+            deliveries["listed"] = present[:number]
+            rows = {name: column[stays] for name, column in deliveries.items()}
+            markers = [
+                marker_rows(*_families_without(documents, at[:number][stays & present[:number]]), listed=True),
+                marker_rows(unsent["o"], unsent["revision"], unsent["h"], listed=False),
+            ]
+            for more in markers:
+                rows = concatenate(rows, more, ROWS.names)
+            writer.add(rows, int((twice & ~stays).sum()))
 
-    def _ends_of(self, events: Columns) -> Columns:
-        """Return the last event of each delivery; also count deliveries that ended twice."""
-        at = events["at"]
-        in_order = bool((at[1:] >= at[:-1]).all())
-        order = np.argsort(events["h"], kind="stable") if in_order else np.lexsort((at, events["h"]))
-        hashes = events["h"][order]
-        last = np.append(hashes[1:] != hashes[:-1], True)[: len(hashes)]
-        if len(hashes) > (deliveries := int(last.sum())):
-            status = events["status"][order]
-            starts = np.append(0, np.flatnonzero(last)[: deliveries - 1] + 1)
-            given_up = (status == _DROPPED) & (at[order] % 4 == ORDINAL_COMMAND)  # by an operator, after it had ended
-            ended = np.add.reduceat((np.isin(status, _ENDED) & ~given_up).astype(np.int64), starts)
-            begun = np.add.reduceat(np.isin(status, _BEGUN_AGAIN).astype(np.int64), starts)
-            self._ended_twice += int((ended > 1 + begun).sum())
-        return {name: column[order[last]] for name, column in events.items()}
+    def _deliveries(self, events: Columns, snapshot: Columns, documents: Columns) -> Columns:
+        """Return each delivery once: its last event, and what is in ``snapshot.ROWS`` of all its events."""
+        events = _add_ends(events)
+        if not len(snapshot["h"]):
+            return _last_events(events)
+        is_delivery = snapshot["destination"] != NO_EVENT
+        earlier = {name: snapshot[name][is_delivery] for name in events}
+        found = _last_events(concatenate(earlier, events, events.keys()))
+        _, is_known = look_up(np.sort(snapshot["h"]), found["h"])
+        check_families(snapshot, documents, {name: found[name][~is_known] for name in ("o", "revision")})
+        return found
 
     def _count_ends(self, ends: Columns) -> None:
         codes = (ends["destination"].astype(np.int64) * len(_STATUSES) + ends["status"]) * 2 + ends["deletes"]
@@ -279,12 +348,12 @@ class _PartitionedCount:
         new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
         self._entries.update(_tally(columns[0][new]))
 
-    def _count_older(self, documents: Columns, events: Columns, waiting: Columns) -> None:
+    def _count_older(self, documents: Columns, deliveries: Columns, waiting: Columns) -> None:
         at, present = _look_up_unsorted(documents["h"], waiting["o"])
         older = present & waiting["waits"]
         older[present] &= waiting["revision"][present] < documents["revision"][at[present]]
         if older.any():
-            older &= ~np.isin(waiting["h"], events["h"][events["status"] == _INDEXED])
+            older &= ~np.isin(waiting["h"], deliveries["h"][deliveries["indexed"]])
         self._older.update(_tally(waiting["destination"][older]))
 
     def _count_missing(self, documents: Columns, destinations: Any, at: Any, deleted: Columns) -> None:
@@ -303,6 +372,40 @@ class _PartitionedCount:
                 wanted &= of_source
                 wanted[at[destinations == number]] = False
                 self._missing += int(wanted.sum())
+
+
+def _add_ends(events: Columns) -> Columns:
+    """Return the events with the columns ``ended``, ``begun`` and ``indexed``."""
+    status = events["status"]
+    given_up = (status == _DROPPED) & (events["at"] % 4 == ORDINAL_COMMAND)  # by an operator, after it had ended
+    return {
+        **events,
+        "ended": (np.isin(status, _ENDED) & ~given_up).astype(np.int32),
+        "begun": np.isin(status, _BEGUN_AGAIN).astype(np.int32),
+        "indexed": status == _INDEXED,
+    }
+
+
+def _last_events(events: Columns) -> Columns:
+    """Return the last event of each delivery, with the sums of the columns of ``_add_ends``."""
+    at = events["at"]
+    in_order = bool((at[1:] >= at[:-1]).all())
+    order = np.argsort(events["h"], kind="stable") if in_order else np.lexsort((at, events["h"]))
+    hashes = events["h"][order]
+    last = np.append(hashes[1:] != hashes[:-1], True)[: len(hashes)]
+    found = {name: column[order[last]] for name, column in events.items()}
+    if len(hashes) > (deliveries := int(last.sum())):
+        starts = np.append(0, np.flatnonzero(last)[: deliveries - 1] + 1)
+        for name, add in (("ended", np.add), ("begun", np.add), ("indexed", np.logical_or)):
+            found[name] = add.reduceat(events[name][order], starts)
+    return found
+
+
+def _families_without(documents: Columns, positions: Any) -> tuple[Any, Any, Any]:
+    """Return hashes and revisions of the documents that are at none of these positions, and 0 for each."""
+    without = np.ones(len(documents["h"]), bool)
+    without[positions] = False
+    return documents["h"][without], documents["revision"][without], np.zeros(int(without.sum()), np.uint64)
 
 
 def _look_up_unsorted(hashes: Any, wanted: Any) -> tuple[Any, Any]:
@@ -334,16 +437,6 @@ WAVES: Final = 20
 """Number of last waves whose counts are cached."""
 
 
-class EndedRow(msgspec.Struct, frozen=True, array_like=True):
-    """Number of events by which deliveries ended, of a destination, stored status, operation and attempt."""
-
-    destination: str
-    status: str
-    operation: str
-    attempt: int
-    number: int
-
-
 class CachedCounts(msgspec.Struct):
     """Counts as stored in the file.
 
@@ -355,6 +448,7 @@ class CachedCounts(msgspec.Struct):
         has_not_read: the result of ``account.has_not_read``; None: another version of Ferryman did not count it.
         held: the result of ``account.held_deletes``; None: likewise.
         ended: the result of ``queries.ended``; None: likewise.
+        snapshot: of the deliveries that were counted; None: there is none.
     """
 
     of: tuple[int, int, int]
@@ -364,6 +458,7 @@ class CachedCounts(msgspec.Struct):
     has_not_read: bool | None = None
     held: int | None = None
     ended: list[EndedRow] | None = None
+    snapshot: Snapshot | None = None
 
 
 def version_key(state: State) -> tuple[int, int, int]:
@@ -380,16 +475,25 @@ def load_cached(state: State, reached: Mapping[str, Any] | None = None) -> Cache
     Raises:
         StateDamaged: the file is damaged.
     """
-    path = state.root / COUNTED
-    if not files.exists(path) or state.settled < state.wave:
-        return None
-    try:
-        cached = msgspec.convert(files.unseal(path), CachedCounts)
-    except msgspec.ValidationError:  # written by another version of Ferryman
+    if state.settled < state.wave or (cached := _read_cached(state.root)) is None:
         return None
     if cached.of != version_key(state) or (reached is not None and cached.reached != _comparable(reached)):
         return None
     return cached
+
+
+def load_snapshot(root: StatePath) -> Snapshot | None:
+    """Return the last snapshot, which need not be valid; None: there is none, or its description cannot be read."""
+    with contextlib.suppress(StateDamaged):  # ``fsck`` names it
+        return None if (cached := _read_cached(root)) is None else cached.snapshot
+    return None
+
+
+def _read_cached(root: StatePath) -> CachedCounts | None:
+    try:
+        return msgspec.convert(files.unseal(root / COUNTED), CachedCounts) if files.exists(root / COUNTED) else None
+    except msgspec.ValidationError:  # written by another version of Ferryman
+        return None
 
 
 def save_cached(
@@ -401,9 +505,10 @@ def save_cached(
     has_not_read: bool,
     held: int,
     ended: list[EndedRow],
+    snapshot: Snapshot | None,
 ) -> None:
     """Keep what was counted, durably."""
-    cached = CachedCounts(version_key(state), _comparable(reached), status, waves, has_not_read, held, ended)
+    cached = CachedCounts(version_key(state), _comparable(reached), status, waves, has_not_read, held, ended, snapshot)
     files.replace(state.root / COUNTED, files.seal(cached))
     crash.point("counted.kept")
 

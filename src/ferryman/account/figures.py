@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ferryman.account import queries
-from ferryman.account.counts import EndedRow
+from ferryman.account.snapshot import EndedRow
 from ferryman.plan import CalledNode, DestinationNode, Plan, logs_read, sources_of
 from ferryman.records.rows import Status, display_status
 from ferryman.sources.log import Log

@@ -12,7 +12,7 @@ import itertools
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.account.counts import WAVES, CachedCounts, EndedRow, load_cached, save_cached
+from ferryman.account.counts import WAVES, CachedCounts, load_cached, load_snapshot, save_cached
 from ferryman.account.relations import COUNTS, EVERYTHING, UNSUCCESSFUL, Filter, FilterOptions, View
+from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotUnusable
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
 from ferryman.plan.nodes import remembering_steps
@@ -62,7 +63,7 @@ _T = TypeVar("_T")
 def status(root: StatePath, plan: Plan) -> dict[str, Any]:
     """Return what ``status --json`` shows. ``balanced``: every delivery of every document is accounted for."""
     cached = _load_cached(root, plan)
-    found = _query(root, plan, View.status) if cached is None else cached.status
+    found = _count(root, plan, View.status) if cached is None else cached.status
     logs = retry_read(root, lambda: log_counts(State(root, plan), plan))  # not cached: logs grow while no run commits
     zero = dict.fromkeys(COUNTS, 0)
     combined = {name: {**zero, "delivered": number} for name, number in combined_counts(plan, logs).items()}
@@ -112,7 +113,7 @@ def outstanding_by_destination(root: StatePath, plan: Plan) -> dict[str, dict[st
             names.add(errors.name)
         return {name: {**dict.fromkeys(OUTSTANDING, 0), "pending": rows[name]} for name in sorted(names)}
     else:
-        destinations = _query(root, plan, View.status)["destinations"]
+        destinations = _count(root, plan, View.status)["destinations"]
     return {name: {status: counts[status] for status in OUTSTANDING} for name, counts in destinations.items()}
 
 
@@ -191,15 +192,17 @@ def unread(root: StatePath, plan: Plan) -> dict[str, tuple[int, str]]:
 
 def waves(root: StatePath, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
     """Return the last waves, newest first: ``wave``, ``created``, ``events``, ``delivered``, ``failed``."""
-    cached = _load_cached(root, plan) if limit <= WAVES else None
-    return _query(root, plan, lambda view: view.waves(limit)) if cached is None else cached.waves[:limit]
+    if limit > WAVES:
+        return _query(root, plan, lambda view: view.waves(limit))
+    cached = _load_cached(root, plan)
+    return _count(root, plan, lambda view: view.waves(limit)) if cached is None else cached.waves[:limit]
 
 
 def ended(root: StatePath, plan: Plan) -> list[EndedRow]:
     """Count the events by which deliveries ended."""
     cached = _load_cached(root, plan)
     known = None if cached is None else cached.ended
-    return _query(root, plan, View.ended) if known is None else known
+    return _count(root, plan, View.ended) if known is None else known
 
 
 def done_between(root: StatePath, plan: Plan, after: int, upto: int) -> tuple[dict[str, int], dict[str, int]]:
@@ -261,20 +264,39 @@ def cache_counts(state: State, *, replace: bool) -> None:
     with contextlib.suppress(StateDamaged):
         if not replace and load_cached(state, reached) is not None:
             return
-    with open_view(state.root, state.plan) as view:
-        status, last_waves, has_not_read = view.status(reached), view.waves(WAVES), view.has_not_read()
+    try:
+        _cache_counts(state, reached, load_snapshot(state.root))
+    except SnapshotUnusable:
+        _cache_counts(state, reached, None)
+
+
+def _cache_counts(state: State, reached: Mapping[str, Sequence[str]], snapshot: Snapshot | None) -> None:
+    with open_view(state.root, state.plan, snapshot) as view, contextlib.ExitStack() as unfinished:
+        snapshot = view.snapshot
+        if (writer := view.next_snapshot(state)) is not None:
+            unfinished.callback(writer.abandon)
+        counts = view.count(reached, writer)
+        status, last_waves, ended = view.status(reached, counts), view.waves(WAVES), view.ended()
+        if writer is not None:
+            snapshot = view.finish(writer, counts, last_waves, ended)
+            unfinished.pop_all()
         held = _count_held(view) if _may_hold_deletes(status) else 0
-        ended = view.ended()
-    save_cached(state, reached, status, last_waves, has_not_read=has_not_read, held=held, ended=ended)
+    save_cached(
+        state, reached, status, last_waves, has_not_read=counts.unread, held=held, ended=ended, snapshot=snapshot
+    )
+    if writer is not None and snapshot is not None:
+        writer.publish(snapshot)
 
 
 def cache_differs(root: StatePath, plan: Plan) -> bool:
-    """Count again, and return whether the stored counts are current and yet different."""
-    cached = _load_cached(root, plan, by_plan=False)
-    if cached is None:
+    """Count all events, and return whether the stored counts are current and yet different, or whether counting from
+    the snapshot gives something different."""
+    if (cached := _load_cached(root, plan, by_plan=False)) is None:
         return False
     status = _query(root, plan, lambda view: view.status(cached.reached))
-    return status != cached.status and _load_cached(root, plan, by_plan=False) == cached
+    from_snapshot = _count(root, plan, lambda view: view.status(cached.reached))
+    differs = not (status == cached.status == from_snapshot)
+    return differs and _load_cached(root, plan, by_plan=False) == cached
 
 
 def deliveries(
@@ -643,8 +665,11 @@ def tables(root: StatePath, plan: Plan) -> StateTables:
 
 
 @contextlib.contextmanager
-def open_view(root: StatePath, plan: Plan | None) -> Iterator[View]:
+def open_view(root: StatePath, plan: Plan | None, snapshot: Snapshot | None = None) -> Iterator[View]:
     """Open the state's tables for queries.
+
+    Args:
+        snapshot: for counts only, see ``View``.
 
     Raises:
         UsageError: there is no state yet.
@@ -662,7 +687,7 @@ def open_view(root: StatePath, plan: Plan | None) -> Iterator[View]:
         connect(Path(spill)) as db,
     ):
         state.verify()
-        yield View(db, state, Path(spill))
+        yield View(db, state, Path(spill), snapshot)
 
 
 @contextlib.contextmanager
@@ -751,6 +776,19 @@ def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T]) -> _
             return query(view)
 
     return retry_read(root, read)
+
+
+def _count(root: StatePath, plan: Plan | None, query: Callable[[View], _T]) -> _T:
+    """Answer a query that a snapshot helps to answer."""
+
+    def read() -> _T:
+        with open_view(root, plan, load_snapshot(root)) as view:
+            return query(view)
+
+    try:
+        return retry_read(root, read)
+    except SnapshotUnusable:
+        return _query(root, plan, query)
 
 
 # --- what other systems keep for a plan ---

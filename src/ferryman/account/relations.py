@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple, TypedDict
 import duckdb
 import pyarrow as pa
 
-from ferryman.account.counts import EndedRow, Tables, count
+from ferryman.account.counts import Counts, Tables, count
+from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotWriter, new_salt
 from ferryman.errors import UsageError
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_of_versions, logs_read
 from ferryman.plan.structure import reachable_destinations as nodes_reached
@@ -40,7 +41,7 @@ from ferryman.records.rows import (
 )
 from ferryman.state.activity import describe_trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions, number_of_text
-from ferryman.state.state import SETTLED, WAVE, State, missed_entries
+from ferryman.state.state import SETTLED, SNAPSHOT, WAVE, State, missed_entries
 from ferryman.storage import parquet
 from ferryman.storage.query import quote, quote_list, register
 from ferryman.storage.tables import Table
@@ -69,14 +70,29 @@ class View:
     """A consistent snapshot of a state as relations: ``documents``, ``ledger``, ``waiting`` (the outbox without
     payload) and ``unsent`` (rows of ``waiting`` without an event). Between a wave's commit and its settling, it
     includes the files that the commit names.
+
+    Args:
+        snapshot: if it is valid, ``ledger`` has newer events only, and ``count``, ``waves`` and ``ended`` begin with
+            it; no other query may run.
+
+    Attributes:
+        snapshot: the one that is used; None: ``ledger`` has all events.
+        newer: number of events in ``ledger``, if a snapshot is used.
     """
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, state: State, folder: Path) -> None:
+    def __init__(
+        self, db: duckdb.DuckDBPyConnection, state: State, folder: Path, snapshot: Snapshot | None = None
+    ) -> None:
         self._db = db
         self._folder = folder
         self._state = state
         self._logs = {n.name: LogPositions(state, n.name) for n in logs_read(state.plan.nodes)}
-        state.load_consistently([WAVE, SETTLED, RANGES, *(log.entries_read_id for log in self._logs.values())])
+        of_versions = logs_of_versions(state.plan.nodes)
+        self._entry_logs = {name: log for name, log in self._logs.items() if name not in of_versions}
+        """Logs whose entries are counted, not their documents."""
+        state.load_consistently(
+            [WAVE, SETTLED, SNAPSHOT, RANGES, *(log.entries_read_id for log in self._logs.values())]
+        )
         self.wave = wave = state.outbox.transactions[WAVE]
         self.settled = state.settled
         staged: dict[str, list[str]] = {"documents": [], "ledger": []}
@@ -86,7 +102,13 @@ class View:
                 if table.transactions[SETTLED] < wave:
                     staged[table.name] = [p[0] for p in info[table.name]]
         self._documents = self._register(state.documents, DOCUMENTS, staged["documents"])
-        self._ledger = self._register(state.ledger, LEDGER, staged["ledger"])
+        self.snapshot = None
+        self.newer = 0
+        if snapshot is not None and snapshot.is_valid(state.ledger, self.settled, list(self._entry_logs)):
+            self.snapshot = snapshot
+            self._ledger = self._register_newer(snapshot, staged["ledger"])
+        else:
+            self._ledger = self._register(state.ledger, LEDGER, staged["ledger"])
         self._register_outbox(state.outbox)
 
     @property
@@ -127,34 +149,69 @@ class View:
             self._db.register("batch", pa.Table.from_batches([batch]))
             self._db.execute(f"INSERT INTO {name} SELECT * FROM batch")
 
-    def status(self, reached: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
-        """Compute the status without logs; see ``account.status``.
+    def count(self, reached: Mapping[str, Sequence[str]], writer: SnapshotWriter | None = None) -> Counts:
+        """Count everything.
 
         Args:
-            reached: source -> destinations; None: those of the plan.
+            reached: source -> destinations.
+            writer: of the next snapshot; None: none is due.
+
+        Raises:
+            SnapshotUnusable: count without the snapshot.
         """
-        plan = self._state.plan
-        reached = destinations_of_sources(plan.nodes) if reached is None else reached
-        exported = {node.name for node in keyed_nodes(plan.nodes)}  # in ``documents`` by place, and counted as entries
-        of_versions = logs_of_versions(plan.nodes)  # in ``documents``, and counted as documents
-        document_sources = {
+        nodes = self._state.plan.nodes
+        exported = {node.name for node in keyed_nodes(nodes)}  # in ``documents`` by place, and counted as entries
+        of_versions = logs_of_versions(nodes)  # in ``documents``, and counted as documents
+        documents = {
             name: self._never_missed(name, names) if name in of_versions else names
             for name, names in reached.items()
             if name not in exported
         }
-        entry_logs = {name: log for name, log in self._logs.items() if name not in of_versions}
-        found = count(self._tables(), document_sources, logs=list(entry_logs))
+        return count(self._tables()._replace(writer=writer), documents, logs=list(self._entry_logs))
+
+    def next_snapshot(self, state: State) -> SnapshotWriter | None:
+        """Return the writer of the next snapshot; None: none is due.
+
+        Args:
+            state: this state as its driver has it.
+        """
+        if self.snapshot is not None and not self.snapshot.is_outgrown(self.newer):
+            return None
+        return SnapshotWriter(state, new_salt() if self.snapshot is None else self.snapshot.salt)
+
+    def finish(
+        self, writer: SnapshotWriter, found: Counts, waves: list[dict[str, Any]], ended: list[EndedRow]
+    ) -> Snapshot:
+        """Finish the next snapshot after ``count``, with the results of ``waves`` and ``ended``."""
+        before = 0 if self.snapshot is None else self.snapshot.ended_twice
+        return writer.finish(found.destinations, list(self._entry_logs), before, waves, ended)
+
+    def status(
+        self, reached: Mapping[str, Sequence[str]] | None = None, counts: Counts | None = None
+    ) -> dict[str, Any]:
+        """Compute the status without logs; see ``account.status``.
+
+        Args:
+            reached: source -> destinations; None: those of the plan.
+            counts: the result of ``count``; None: count now.
+
+        Raises:
+            SnapshotUnusable: count without the snapshot.
+        """
+        plan = self._state.plan
+        reached = destinations_of_sources(plan.nodes) if reached is None else reached
+        found = self.count(reached) if counts is None else counts
         lost = any(
             found.entries[name, destination] != expected
-            for name, log in entry_logs.items()
+            for name, log in self._entry_logs.items()
             for destination, expected in self._expected_entries(name, log.entries_read, reached.get(name, ())).items()
         )
         destinations = {name: dict.fromkeys(COUNTS, 0) for names in reached.values() for name in names}
         if (errors := errors_node(plan.nodes)) is not None:
             destinations[errors.name] = dict.fromkeys(COUNTS, 0)
         for (destination, status, operation), number in found.ends.items():
-            counts = destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))
-            counts[display_status(status, operation)] += number
+            of_destination = destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))
+            of_destination[display_status(status, operation)] += number
         for destination, number in found.older.items():
             destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))["pending"] += number
         sources = {name: dict.fromkeys(SOURCE_COUNTS, 0) for name in reached}
@@ -172,8 +229,8 @@ class View:
         }
 
     def waves(self, limit: int) -> list[dict[str, Any]]:
-        """Return the last waves; see ``account.waves``."""
-        return self.rows(f"""
+        """Return the last waves; see ``account.waves``. With a snapshot, at most ``counts.WAVES``."""
+        found = self.rows(f"""
             SELECT wave, max(first) OVER (ORDER BY wave) AS created, events, delivered, failed FROM (
                 SELECT wave, min(created) AS first, count(*) AS events,
                     count(*) FILTER (status = 'INDEXED') AS delivered,
@@ -181,6 +238,7 @@ class View:
                 FROM ledger GROUP BY wave
             ) ORDER BY wave DESC LIMIT {int(limit)}
         """)
+        return found if self.snapshot is None else self.snapshot.merge_waves(found, limit)
 
     def ended(self) -> list[EndedRow]:
         """Count the events by which deliveries ended."""
@@ -188,7 +246,8 @@ class View:
             SELECT destination, status, operation, attempt, count(*) FROM ledger
             WHERE destination <> '' AND status IN {quote_list(_ENDS)} GROUP BY ALL ORDER BY ALL
         """)
-        return [EndedRow(*row) for row in found.fetchall()]
+        rows = [EndedRow(*row) for row in found.fetchall()]
+        return rows if self.snapshot is None else self.snapshot.merge_ended(rows)
 
     def arrived(self, after: int, upto: int) -> dict[str, int]:
         """Count what was delivered or deleted at each destination after a wave and up to another."""
@@ -477,8 +536,20 @@ class View:
         names = {d for (d,) in self._db.execute("SELECT DISTINCT destination FROM ledger").fetchall()}
         state = self._state
         names |= {file.partition["destination"] for file in state.outbox.files.values()}
-        rows = max(sum(file.rows for file in table.files.values()) for table in (state.ledger, state.documents))
-        return Tables(self._db, self._documents, names - {""}, rows, self._folder, waits=bool(state.outbox.files))
+        rows = [sum(file.rows for file in table.files.values()) for table in (state.ledger, state.documents)]
+        if (snapshot := self.snapshot) is not None:
+            names |= set(snapshot.destinations)
+            rows[0] = snapshot.rows + self.newer
+        return Tables(
+            self._db,
+            self._documents,
+            names - {""},
+            max(rows),
+            self._folder,
+            bool(state.outbox.files),
+            state.root,
+            snapshot,
+        )
 
     def _scheduled_again(self) -> list[tuple[str, int]]:
         """Return (source, number of documents that a step wants to be read again later)."""
@@ -492,6 +563,20 @@ class View:
     def _register(self, table: Table, schema: pa.Schema, staged: list[str]) -> list[Path]:
         paths = [*table.paths(), *table.paths(staged)]
         register(self._db, table.name, paths, schema)
+        return paths
+
+    def _register_newer(self, snapshot: Snapshot, staged: list[str]) -> list[Path]:
+        """Make ``ledger`` of the events that a snapshot does not have; only files with such events are read.
+
+        Raises:
+            SnapshotUnusable: count without the snapshot.
+        """
+        ledger = self._state.ledger
+        paths = [*ledger.paths(snapshot.newer_files(ledger)), *ledger.paths(staged)]
+        register(self._db, "newer_files", paths, LEDGER)
+        self._db.execute(f"CREATE TEMP VIEW ledger AS SELECT * FROM newer_files WHERE wave > {snapshot.wave}")
+        snapshot.check_events(ledger, self._scalar(f"SELECT count(*) FROM newer_files WHERE wave <= {snapshot.wave}"))
+        self.newer = self._scalar("SELECT count(*) FROM ledger")
         return paths
 
     def _register_outbox(self, outbox: Table) -> None:

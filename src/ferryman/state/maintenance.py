@@ -217,6 +217,7 @@ def rows_by_document(
     more: Mapping[str, tuple[str, pa.DataType]],
     any_row: str = "",
     marked: HashFilter | None = None,
+    document: str = DOCUMENT,
 ) -> Iterator[Columns]:
     """Yield all rows of some documents at a time, in the order of the files: each document's hash ``h``, the index
     ``file`` of the file's path, and the ``row`` there. ``last_rows`` then selects the last row of each document.
@@ -228,6 +229,7 @@ def rows_by_document(
         more: further columns, not nullable: name -> (SQL expression on a ``documents`` row, type).
         any_row: SQL condition; only documents with a row that meets it are yielded, and possibly some others.
         marked: documents to yield as well.
+        document: SQL for the hash of a document, or for a text that is hashed when it is read.
     """
     schema = pa.schema([*_PLACE, *((name, kind) for name, (_, kind) in more.items())])
     parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
@@ -235,9 +237,9 @@ def rows_by_document(
     if any_row and paths:
         marked = marked or HashFilter()
         files = f"read_parquet({quote_list(map(str, paths))})"
-        for batch in stream(db, f"SELECT {DOCUMENT} FROM {files} WHERE {any_row}", HASHES):
+        for batch in stream(db, f"SELECT {document} FROM {files} WHERE {any_row}", HASHES):
             marked.add(batch.column(0).to_numpy())
-    columns = ", ".join([DOCUMENT, "wave", "file", "file_row_number", *(sql for sql, _ in more.values())])
+    columns = ", ".join([document, "wave", "file", "file_row_number", *(sql for sql, _ in more.values())])
     for batch in read_rows(db, paths, columns, schema, most_rows=rows):
         if marked is not None:
             batch = batch.filter(pa.array(marked.contains(batch.column(0).to_numpy())))

@@ -39,6 +39,9 @@ SEQUENCE: Final = "ferryman.sequence"
 """Application id: the next free sequence (on the outbox)."""
 SETTLED: Final = "ferryman.settled"
 """Application id: number of the last settled wave (on each table)."""
+SNAPSHOT: Final = "ferryman.snapshot"
+"""Application id: number of the snapshot of deliveries that counts begin with, see ``account.snapshot`` (on the
+ledger)."""
 DOCUMENT_COUNT: Final = "ferryman.kept"
 """Application id: lower bound of the number of documents, so this many rows of ``documents`` are not outdated."""
 
@@ -669,6 +672,9 @@ VERIFIED: Final = "verified.json"
 
 COUNTED: Final = "counted.json"
 """Cache of the counts over the ledger that ``status`` shows of a large state; see ``account.counts``."""
+
+SNAPSHOTS: Final = "counted"
+"""Folder of the snapshot of deliveries that these counts go on from; see ``account.snapshot``."""
 
 STEP_TIME: Final = "ferryman.took_us "
 """Prefix of the application ids (on the outbox) of the microseconds spent in the calls of each step."""
