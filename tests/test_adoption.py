@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -28,6 +25,7 @@ from ferryman.state.targets import load_targets
 from ferryman.storage import files
 from ferryman.verification import adopt, verify
 from tests.support.plan_world import PlanWorld, place
+from tests.support.program import run_program
 
 __all__ = ["place"]
 
@@ -383,11 +381,9 @@ def test_a_damaged_record_is_named(place: Path, name: str) -> None:
 )
 def test_an_adoption_may_be_killed(place: Path, point: str) -> None:
     """The same commands again end it: nothing is lost, and the queue gets nothing twice."""
-    command = [sys.executable, "-m", "tests.support.adopted_story", str(place)]
-    subprocess.run([*command, "lose"], check=True)
-    killed = subprocess.run(
-        [*command, "adopt"], env={**os.environ, "FERRYMAN_CRASH": point}, capture_output=True, check=False
-    )
+    program = "tests.support.adopted_story"
+    run_program(program, place, "lose").check_returncode()
+    killed = run_program(program, place, "adopt", point=point)
     assert killed.returncode == -signal.SIGKILL, killed
-    done = subprocess.run([*command, "adopt"], capture_output=True, text=True, check=False)
+    done = run_program(program, place, "adopt")
     assert done.stdout.split() == ["0", "0", "14"], done.stderr

@@ -61,8 +61,20 @@ def documents(n: int, *suspicious: int) -> list[dict[str, Any]]:
     return [{"id": f"d{i:04}", "title": SUSPICIOUS if i in suspicious else "x" * 100} for i in range(n)]
 
 
+EACH_TIME = {"opensearch": (0, 401, 405, 502), "solr": (0, 403, 404, 504)}
+"""Each status at one server, and each kind at both: a reset, credentials, another error of a request, a gateway's."""
+
+
 @pytest.mark.rule("destination.doubted")
-@pytest.mark.parametrize("status", [0, 401, 403, 404, 405, 502, 504])
+@pytest.mark.parametrize(
+    ("search", "status"),
+    [
+        pytest.param(name, status, marks=[] if status in each_time else [pytest.mark.slow])
+        for name, each_time in EACH_TIME.items()
+        for status in (0, 401, 403, 404, 405, 502, 504)
+    ],
+    indirect=["search"],
+)
 def test_a_document_that_a_firewall_dislikes_fails_alone(search: Search, place: Path, status: int) -> None:
     """It answers with a page, or resets the connection."""
     with Firewall(*search.address, suspicious=(SUSPICIOUS.encode(),), status=status) as wall:

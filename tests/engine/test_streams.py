@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -28,6 +27,7 @@ from ferryman.testing.inprocess import InProcess
 from tests.support.fake_stream import FakeSpark, append
 from tests.support.invariants import rows
 from tests.support.plan_world import Watch, run_plan
+from tests.support.program import run_program
 from tests.support.recorder import Recorder
 
 OWN_POINTS = ("stream.rows", "stream.record", "stream.noted")
@@ -405,10 +405,9 @@ class _Interrupting(Watch):
     ],
 )
 def test_a_run_with_a_stream_may_be_killed(place: Path, point: str) -> None:
-    command = [sys.executable, "-m", "tests.support.stream_story", str(place)]
-    killed = subprocess.run(command, env={**os.environ, "FERRYMAN_CRASH": point}, capture_output=True, check=False)
+    killed = run_program("tests.support.stream_story", place, point=point)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program("tests.support.stream_story", place)
     assert json.loads(done.stdout or "null") == [0, True, True, True, []], done.stderr
 
 

@@ -3,14 +3,12 @@ driver. One YARN for all; the run that follows a kill is compared with the corpu
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,13 +52,16 @@ FILES = 40
 @pytest.fixture(scope="module")
 def yarn() -> Iterator[Yarn]:
     try:
-        with Yarn() as manager, contextlib.ExitStack() as nodes:
-            with ThreadPoolExecutor(2) as side_by_side:
-                list(side_by_side.map(nodes.enter_context, (YarnNode(manager), YarnNode(manager))))
-            wait_until(lambda: manager.nodes == 2, "a node manager is missing")
+        with Yarn() as manager, YarnNode(manager):
             yield manager
     except Missing as e:
         require(str(e))
+
+
+@pytest.fixture
+def second_node(yarn: Yarn) -> Iterator[YarnNode]:
+    with YarnNode(yarn) as node:
+        yield node
 
 
 class Corpus:
@@ -182,7 +183,7 @@ def test_files_change_and_an_executor_is_killed(corpus: Corpus) -> None:
 
 
 @pytest.mark.slow
-def test_the_application_master_and_the_driver_are_killed(corpus: Corpus) -> None:
+def test_the_application_master_and_the_driver_are_killed(corpus: Corpus, second_node: YarnNode) -> None:
     """Each run of them changes and deletes, and so does the one that follows."""
     code, said = corpus.run_killing(kill_application_master)
     assert code in (0, 1), said

@@ -26,7 +26,8 @@ def build(folder: Path, documents: list[dict[str, object]]) -> Plan:
     return plan
 
 
-def main(folder: Path, what: str) -> None:
+def main(place: str, what: str) -> None:
+    folder = Path(place)
     first: list[dict[str, object]] = [{"id": f"d{n}", "raw": b"text %d" % n} for n in range(10)]
     edited = [{**each, "raw": b"edited"} if each["id"] in ("d1", "d2") else each for each in first]
     later = [*edited, {"id": "new", "raw": b"new"}]
@@ -45,4 +46,4 @@ def main(folder: Path, what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(sys.argv[1], sys.argv[2])

@@ -13,7 +13,8 @@ from tests.support.api_server import read_carefully
 from tests.support.plan_world import run_plan
 
 
-def main(folder: Path, url: str) -> None:
+def main(place: str, url: str) -> None:
+    folder = Path(place)
     plan = Plan("story", version=1)
     node = plan.source("docs", Rows(partial(read_carefully, url)))
     node = node.tee("sent", Sql(f"sqlite:///{folder}/out.db", table="sent", mode="append"))
@@ -23,4 +24,4 @@ def main(folder: Path, url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(sys.argv[1], sys.argv[2])

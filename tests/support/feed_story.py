@@ -54,7 +54,8 @@ def build(folder: Path, changes: list[tuple[str, int | None]]) -> Plan:
     return plan
 
 
-def main(folder: Path) -> None:
+def main(place: str) -> None:
+    folder = Path(place)
     done = folder / "rounds"
     done.touch()
     changes = []
@@ -79,4 +80,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

@@ -31,7 +31,8 @@ def build(folder: Path) -> Plan:
     return plan
 
 
-def main(folder: Path) -> None:
+def main(place: str) -> None:
+    folder = Path(place)
     done = folder / "rounds"
     done.touch()
     for number in range(ROUNDS):
@@ -59,4 +60,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

@@ -45,7 +45,8 @@ def damage(folder: Path) -> None:
         db.execute("INSERT INTO damaged VALUES (1)")
 
 
-def main(folder: Path) -> None:
+def main(place: str) -> None:
+    folder = Path(place)
     documents: list[dict[str, object]] = [{"id": f"d{n}", "raw": b"text %d" % n} for n in range(12)]
     if not (folder / "first").exists():
         first = [*documents, {"id": "gone", "raw": b"gone"}]
@@ -64,4 +65,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

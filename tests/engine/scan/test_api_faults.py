@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -18,6 +15,7 @@ import pytest
 from ferryman.sources import Cursor, Rows
 from tests.support.api_server import ApiServer, Reply, read_carefully, read_carelessly, read_changes
 from tests.support.plan_world import PlanWorld
+from tests.support.program import run_program
 
 ROWS = 45
 
@@ -133,12 +131,11 @@ KILLS = [2, pytest.param(1, marks=pytest.mark.slow), *(pytest.param(n, marks=pyt
 @pytest.mark.parametrize("page", KILLS)
 def test_killed_at_a_page(place: Path, api: ApiServer, page: int) -> None:
     """What came before is not delivered twice, and nothing is left out or deleted."""
-    command = [sys.executable, "-m", "tests.support.api_story", str(place), api.url]
     for count, kill_at in ((ROWS, page), (ROWS, 0), (ROWS - 2, page), (ROWS - 2, 0)):
         api.fill(count)
         api.set_fault()
         api.kill_at = kill_at
-        ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.getcwd()}, timeout=120, check=False)
+        ended = run_program("tests.support.api_story", place, api.url)
         assert ended.returncode == (-signal.SIGKILL if kill_at else 0)
     with closing(sqlite3.connect(place / "out.db")) as database:
         rows = {id for (id,) in database.execute("SELECT id FROM documents")}

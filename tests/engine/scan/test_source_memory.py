@@ -4,10 +4,7 @@ cannot be listed again."""
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +19,13 @@ from ferryman.state.source_memory import load_memory
 from ferryman.state.state import State
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.previewed import previewed
+from tests.support.program import run_program
 
 OWN_POINTS = {"memory.kept": 2, "memory.written": 4}
 """Crash points of a memory -> how often ``feed_story`` comes to them."""
+
+OFTEN = {("memory.kept", 1), ("memory.written", 1), ("memory.written", 3)}
+"""Kills of the short tests: when there is no memory yet, and when it is replaced."""
 
 POINTS = ("scan.listed", "scan.judged", "commit.ready", "wave.written", "wave.logged", "settle.closed")
 
@@ -473,13 +474,16 @@ def test_a_new_version_of_the_plan_goes_on_at_the_cursor(trial: PlanWorld, feed:
 @pytest.mark.parametrize(
     "point",
     [
-        *(f"{name}:{n}" for name, last in OWN_POINTS.items() for n in range(1, last + 1)),
+        *(
+            pytest.param(f"{name}:{n}", marks=[] if (name, n) in OFTEN else [pytest.mark.slow])
+            for name, last in OWN_POINTS.items()
+            for n in range(1, last + 1)
+        ),
         *(pytest.param(f"{name}:{n}", marks=pytest.mark.slow) for name in POINTS for n in range(1, 7)),
     ],
 )
 def test_a_run_with_a_feed_may_be_killed(place: Path, point: str) -> None:
-    command = [sys.executable, "-m", "tests.support.feed_story", str(place)]
-    killed = subprocess.run(command, env={**os.environ, "FERRYMAN_CRASH": point}, capture_output=True, check=False)
+    killed = run_program("tests.support.feed_story", place, point=point)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program("tests.support.feed_story", place)
     assert json.loads(done.stdout or "null") == [0, True, True, []], done.stderr
