@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferryman.crash import EXECUTOR, REMEMBERED
+from ferryman.crash import DRIVER, EXECUTOR, REMEMBERED
 from ferryman.remembered.upkeep import StoreKeeper
 from tests.remembered.child import DIED
-from tests.support.paid import Service, steps, vector_of
-from tests.support.plan_world import MEMORY
+from tests.support.paid import Service, build_paid, steps, vector_of
+from tests.support.plan_world import MEMORY, PlanWorld
 from tests.support.recorder import Recorder
 from tests.support.tiers import sampled
 from tests.support.zygote import Zygote
@@ -105,3 +105,20 @@ def test_each_point(zygote: Zygote, place: Path, point: str, mode: str) -> None:
     assert killed.run(words, arm=point, fork=REMEMBERED.get(point) == EXECUTOR and mode == "batch")
     killed.run(words)
     killed.check(words, {*words})
+
+
+@pytest.mark.rule("remember.bill")
+@pytest.mark.parametrize(
+    "point", [point for point, who in REMEMBERED.items() if who == DRIVER and "forgot" not in point]
+)
+def test_the_bill_after_a_kill(zygote: Zygote, place: Path, point: str) -> None:
+    """What a run that was killed has called for is in the totals, once, and is not the next run's."""
+    words = [f"t{n % 5}" for n in range(12)]
+    assert Killed(zygote, place, "plain").run(words, arm=point)
+    world = PlanWorld(place, build_paid).build("plain")
+    for n, text in enumerate(words):
+        world.put(f"d{n}", words=text)
+    bill = world.run().remembered["embed"]
+    assert (bill["calls"], bill["hits"], bill["spent"], bill["saved"]) == (0, 0, 0, 0)
+    totals = StoreKeeper(place / "state" / "remembered" / "embed").totals()
+    assert (totals.calls, totals.hits, totals.answers) == (5, 7, 5)

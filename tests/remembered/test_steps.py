@@ -14,6 +14,7 @@ import pytest
 
 from ferryman import Document, PermanentError, Plan, Remember
 from ferryman.destinations import Null
+from ferryman.errors import Unavailable
 from ferryman.queues import Queue
 from ferryman.sources import Memory
 from ferryman.sources import Queue as FromQueue
@@ -104,6 +105,33 @@ def test_a_list_that_is_refused_is_halved(place: Path) -> None:
     world.retry()
     world.run()
     assert len(sizes.read()) == made, "the refusal is remembered"
+
+
+@pytest.mark.rule("remember.once-plus-in-flight")
+def test_what_was_answered_before_the_service_went_away_stays(place: Path) -> None:
+    """Of a list in whose middle it goes away, the first part is not paid for again, and no attempt is spent."""
+    service, away = Service(place), place / "away"
+    away.touch()
+
+    def several(docs: list[Document]) -> list[Any]:
+        answers: list[Any] = []
+        for doc in docs:
+            if away.exists() and len(answers) == 3:
+                answers += [Unavailable("503")] * (len(docs) - 3)
+                break
+            doc["vector"] = service.vector(doc["words"])
+            answers.append(doc)
+        return answers
+
+    world = PlanWorld(place, lambda w: plan_with(w, several, batch=8, attempts=1))
+    for n in range(8):
+        world.put(f"d{n}", words=f"t{n}")
+    summary = world.run(wait=0)
+    assert (summary.exit, summary.delivered, summary.pending) == (4, 3, 5)
+    assert service.calls() == {f"t{n}": 1 for n in range(3)}
+    away.unlink()
+    assert world.run().delivered == 5
+    assert service.calls() == {f"t{n}": 1 for n in range(8)}
 
 
 def plan_with(world: PlanWorld, fn: Callable[..., Any], **options: Any) -> Plan:

@@ -93,9 +93,10 @@ class _Folded:
         """Key -> document of calls that did not end."""
         self.counts: Counter[str] = Counter()
 
-    def read(self, path: StatePath, name: str) -> None:
-        """Read a log."""
+    def read(self, path: StatePath, name: str) -> Counter[str]:
+        """Read a log; return what it says: calls, hits and so on."""
         version, cost = "", 0.0
+        counts: Counter[str] = Counter()
         for record in log.all_records(path):
             match record:
                 case Header():
@@ -103,11 +104,11 @@ class _Folded:
                 case Begun(keys, documents):
                     self.begun.update(zip(keys, documents, strict=True))
                     self.pairs += map(bytes.__add__, documents, keys)
-                    self.counts.update(calls=len(keys), spent=round(len(keys) * cost))
+                    counts.update(calls=len(keys), spent=round(len(keys) * cost))
                 case Used(keys, documents):
                     self.used |= {*keys}
                     self.pairs += map(bytes.__add__, documents, keys)
-                    self.counts.update(hits=len(keys), saved=round(len(keys) * cost))
+                    counts.update(hits=len(keys), saved=round(len(keys) * cost))
                 case Answered(key, answer):
                     self.begun.pop(key, None)
                     self.used.add(key)
@@ -116,11 +117,13 @@ class _Folded:
                 case Ended(keys) | Doubted(keys):
                     for key in keys:
                         self.begun.pop(key, None)
-                    self.counts["in_doubt"] += len(keys) * isinstance(record, Doubted)
+                    counts["in_doubt"] += len(keys) * isinstance(record, Doubted)
                 case Forgotten(keys, until):
                     for key in keys:
                         self.forgotten[key] = max(until, self.forgotten.get(key, 0))
+        self.counts.update(counts)
         self.names.append(name)
+        return counts
 
     def kept_rows(self) -> list[Row]:
         """Return the answers that were not forgotten."""
@@ -171,24 +174,26 @@ class StoreKeeper:
         except StateHeld:
             return Counter()  # another process is at it
         try:
-            counts = self.counts_of_logs(own, names)
-            return counts if self._fold(names, max_bytes) else Counter()
+            return self._fold(names, own, max_bytes)
         finally:
             lock.release()
 
-    def _fold(self, names: list[str], max_bytes: int | None) -> bool:
+    def _fold(self, names: list[str], own: Callable[[LogName], bool], max_bytes: int | None) -> Counter[str]:
         table = AnswerTable(self.folder)
         table.create()
         done = table.folded()
         self._remove_logs([name for name in names if name in done])
-        folded = _Folded()
+        folded, own_counts = _Folded(), Counter[str]()
         for name in names:  # 1
             if name not in done:
                 with contextlib.suppress(FileNotFoundError):
-                    folded.read(self._log_folder / name, name)
+                    counts = folded.read(self._log_folder / name, name)
+                    if (parsed := LogName.parse(name)) is not None and own(parsed):
+                        own_counts.update(counts)
         if not folded.names:
-            return False
-        folded.forgotten = self._read_logs(log.log_names(self._log_folder)).forgotten
+            return Counter()
+        forgets = [name for name in log.log_names(self._log_folder) if name.startswith(FORGET)]
+        folded.forgotten = self._read_logs(forgets).forgotten
         now = time.time()
         self._documents.add(keys_array(folded.pairs, 2 * KEY_BYTES), now)  # 2
         if max_bytes is not None:
@@ -197,7 +202,7 @@ class StoreKeeper:
         adds, removes = self._write(table, folded)  # 3
         totals = {f"ferryman.{name}": self._total(table, name) + folded.counts[name] for name in _COUNTS}
         if not table.commit(adds, removes, totals, {FOLDED: folded.names}):  # 4
-            return False
+            return Counter()
         self._remove_logs(folded.names)  # 5
         crash.point("remembered.folded")
         self._merge(table)
@@ -206,7 +211,7 @@ class StoreKeeper:
         if table.log.commits_since_checkpoint >= _CHECKPOINT_COMMITS:
             table.log.checkpoint()
         table.remove_unnamed()
-        return True
+        return own_counts
 
     def _write(self, table: AnswerTable, folded: _Folded) -> tuple[list[DataFile], list[DataFile]]:
         """Write the answers of logs, and files without what was forgotten; return the files to add and to remove."""
@@ -226,14 +231,19 @@ class StoreKeeper:
         self.fold(lambda name: name.plan == FORGET)
         return not any(name.startswith(f"{FORGET}~0~") for name in log.log_names(self._log_folder))
 
-    def counts_of_logs(self, own: Callable[[LogName], bool], names: Iterable[str] | None = None) -> Counter[str]:
-        """Return what some logs say, or all: calls, hits, in_doubt, and what was spent and saved, in millionths.
+    def counts_of_logs(self, own: Callable[[LogName], bool]) -> Counter[str]:
+        """Return what logs say that are not in the table: calls, hits, in_doubt, and what was spent and saved, in
+        millionths.
 
         Args:
             own: returns whether a log is counted.
         """
-        wanted = log.log_names(self._log_folder) if names is None else names
-        return self._read_logs(n for n in wanted if (parsed := LogName.parse(n)) is not None and own(parsed)).counts
+        names = [n for n in log.log_names(self._log_folder) if (parsed := LogName.parse(n)) is not None and own(parsed)]
+        table = AnswerTable(self.folder)
+        if names:
+            table.refresh()
+        done = table.folded()
+        return self._read_logs(name for name in names if name not in done).counts
 
     def size(self) -> int:
         """Return the bytes of the table and the logs."""
