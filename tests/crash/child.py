@@ -17,6 +17,7 @@ from ferryman.engine import run as wave
 from ferryman.engine.migration import migrate
 from ferryman.engine.run import Run
 from ferryman.engine.runner.base import Runner
+from ferryman.engine.runner.on_demand import OnDemandRunner
 from ferryman.engine.settings import Clock, RunSettings
 from ferryman.errors import StateLost
 from ferryman.observe import Silent
@@ -70,6 +71,8 @@ class Job(msgspec.Struct):
     """Of a plan that is ``drawn``."""
     kills: int = 0
     """Of processes, before; of a plan that is ``drawn``."""
+    beside: bool = False
+    """Few documents are processed by helper processes, and on the other runner only what fails there."""
     again: bool = False
     """After the check one more run, in the same process, which must find nothing to recover, and a check of that. Not
     of shapes, which always do so."""
@@ -136,6 +139,7 @@ def arm(job: Job) -> None:
             (Path(job.root) / scenario.IN_WRITE).touch()
         else:
             crash.arm(spec, seen, signal.SIGSTOP if job.stop else signal.SIGKILL)
+            os.environ[crash.ENVIRONMENT] = f"{spec}@{seen}"  # helper processes are started with it
 
 
 def dies_in_a_task(job: Job) -> bool:
@@ -153,10 +157,20 @@ def state_of(job: Job) -> str:
 
 def run(plan: Any, job: Job, *, fork: bool = False) -> wave.Summary:
     plan.freeze()
-    with State.take(state_root(plan, state_of(job)), plan) as state, driver.explain_errors(state):
-        summary = Run(state, InProcess(fork=fork), Spoken(), RunSettings(wait=5, wave_bytes=30)).run()
+    with (
+        State.take(state_root(plan, state_of(job)), plan) as state,
+        driver.explain_errors(state),
+        beside(InProcess(fork=fork)) if job.beside else contextlib.nullcontext(InProcess(fork=fork)) as runner,
+    ):
+        wave_bytes = 1 << 30 if job.beside else 30
+        summary = Run(state, runner, Spoken(), RunSettings(wait=5, wave_bytes=wave_bytes)).run()
     assert summary.exit == 3, summary  # one document is bad, one refused
     return summary
+
+
+def beside(runner: Runner) -> OnDemandRunner:
+    """Return helper processes that process what is small, and leave the rest to this runner."""
+    return OnDemandRunner(lambda: runner, 2, {}, small_waves=True)
 
 
 def of_endless(job: Job) -> None:
