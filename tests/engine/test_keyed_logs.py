@@ -25,8 +25,6 @@ from tests.support.recorder import Recorder
 
 LONG = "k" * 45 + "é"
 
-pytestmark = pytest.mark.rule("log.versions")
-
 
 def make(doc: Document) -> Iterator[Document]:
     """Make what the message says: its children, nothing, or an error."""
@@ -72,6 +70,7 @@ def there(world: PlanWorld, name: str = "left") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.rule("log.versions")
 def test_children_that_a_newer_version_does_not_have(place: Path) -> None:
     topic = make_topic(place)
     topic.write(("a", {"n": 1, "parts": 3}), (LONG, {"n": 1, "parts": 2}))
@@ -91,6 +90,7 @@ def test_children_that_a_newer_version_does_not_have(place: Path) -> None:
     }
 
 
+@pytest.mark.rule("log.versions")
 @pytest.mark.parametrize("does", ["drop", "none"])
 def test_a_version_that_is_dropped(place: Path, does: str) -> None:
     topic = make_topic(place)
@@ -105,6 +105,7 @@ def test_a_version_that_is_dropped(place: Path, does: str) -> None:
     assert there(world) == {"b": 1, "a": 3}
 
 
+@pytest.mark.rule("log.versions")
 def test_a_version_that_is_rejected_replaces_as_of_a_file(place: Path) -> None:
     """What is below the failed step stays as it was until that is decided: the version may still come."""
     topic = make_topic(place, on_error="continue")
@@ -125,6 +126,7 @@ def test_a_version_that_is_rejected_replaces_as_of_a_file(place: Path) -> None:
     assert there(world) == {"a": 3}
 
 
+@pytest.mark.rule("log.versions")
 def test_another_destination(place: Path) -> None:
     topic = make_topic(place)
     topic.write(("a", {"n": 1, "parts": 2}))
@@ -135,6 +137,7 @@ def test_another_destination(place: Path) -> None:
     assert (there(world), there(world, "right")) == ({}, {"a": 2, "a#0": 2})
 
 
+@pytest.mark.rule("log.versions")
 def test_a_tombstone_deletes_children(place: Path) -> None:
     topic = make_topic(place)
     topic.write(("a", {"n": 1, "parts": 300, "side": "right"}), ("b", {"n": 1}))
@@ -149,6 +152,7 @@ def test_a_tombstone_deletes_children(place: Path) -> None:
     assert world.status()["balanced"]
 
 
+@pytest.mark.rule("log.versions")
 def test_versions_of_one_wave(place: Path) -> None:
     """Each is delivered, and what it does not make any more is deleted after it."""
     topic = make_topic(place)
@@ -171,6 +175,7 @@ def test_versions_of_one_wave(place: Path) -> None:
     assert sorted(r["document"] for r in rows(world.root, "documents")) == ["a", "b", "c"]
 
 
+@pytest.mark.rule("log.versions")
 def test_versions_in_two_blocks_of_a_task(place: Path) -> None:
     topic = make_topic(place)
     topic.write(*((f"k{n % 700}", {"n": n, "parts": int(n < 700)}) for n in range(5000)))
@@ -179,6 +184,7 @@ def test_versions_in_two_blocks_of_a_task(place: Path) -> None:
     assert there(world) == {f"k{n % 700}": n for n in range(4300, 5000)}
 
 
+@pytest.mark.rule("log.versions")
 def test_a_full_task_ends_its_wave(place: Path) -> None:
     topic = make_topic(place)
     topic.write(*((f"k{n}", {"n": n}) for n in range(9000)))
@@ -188,6 +194,7 @@ def test_a_full_task_ends_its_wave(place: Path) -> None:
     assert len(there(world)) == 9000
 
 
+@pytest.mark.rule("log.versions")
 def test_a_key_that_moves_to_another_partition(place: Path) -> None:
     """Within one wave, the second partition is read after the first has been."""
     topic = make_topic(place)
@@ -204,6 +211,7 @@ def test_a_key_that_moves_to_another_partition(place: Path) -> None:
     assert row["revision"] == 3
 
 
+@pytest.mark.rule("log.versions")
 def test_a_compacted_topic(place: Path) -> None:
     topic = make_topic(place)
     topic.write(("a", {"n": 1, "parts": 2}), ("b", {"n": 1}))
@@ -241,6 +249,7 @@ def failing(place: Path, topic: KeyedTopic, step: Fails, **options: Any) -> Plan
     return PlanWorld(place, build, wait=0.0)
 
 
+@pytest.mark.rule("log.versions")
 @pytest.mark.parametrize("error", [TransientError("not now"), ValueError("odd"), PermanentError("never")])
 @pytest.mark.parametrize("waves", [1, 2])
 def test_a_newer_version_overtakes_one_that_failed(place: Path, error: Exception, waves: int) -> None:
@@ -265,6 +274,7 @@ def test_a_newer_version_overtakes_one_that_failed(place: Path, error: Exception
     assert world.status()["destinations"]["left"]["pending"] == 0
 
 
+@pytest.mark.rule("log.versions")
 def test_a_version_that_failed_is_retried(place: Path) -> None:
     """And deletes then what it does not make any more."""
     topic = make_topic(place, ordered=False, on_error="continue")
@@ -283,6 +293,7 @@ def test_a_version_that_failed_is_retried(place: Path) -> None:
     assert there(world) == {}
 
 
+@pytest.mark.rule("log.versions")
 def test_a_retry_that_finds_a_tombstone(place: Path) -> None:
     topic = make_topic(place, ordered=False, on_error="continue")
     topic.write(("a", {"n": 1, "parts": 2}))
@@ -297,6 +308,7 @@ def test_a_retry_that_finds_a_tombstone(place: Path) -> None:
     assert world.status()["balanced"]
 
 
+@pytest.mark.rule("log.versions")
 @pytest.mark.parametrize("answer", [Outcome.transient("not now"), Outcome.permanent("never")])
 def test_a_delivery_that_fails_is_not_made_after_a_newer_one(place: Path, answer: Outcome) -> None:
     """At a destination that takes whatever comes, also within one wave; one that was refused for good holds nothing."""
@@ -328,6 +340,7 @@ def test_a_delivery_that_fails_is_not_made_after_a_newer_one(place: Path, answer
     assert there(world) == {"a": 3, "a#0": 3, "b": 1}
 
 
+@pytest.mark.rule("log.versions")
 def test_deletes_wait_for_the_upserts_of_their_version(place: Path) -> None:
     topic = make_topic(place)
     topic.write(("a", {"n": 1, "parts": 2}))
@@ -351,6 +364,7 @@ def test_deletes_wait_for_the_upserts_of_their_version(place: Path) -> None:
     assert there(world) == {"a": 3}
 
 
+@pytest.mark.rule("log.versions")
 def test_an_ordered_log_that_waits(place: Path) -> None:
     topic = make_topic(place)
     topic.write(("a", {"n": 1, "parts": 3}))
@@ -365,6 +379,7 @@ def test_an_ordered_log_that_waits(place: Path) -> None:
     assert there(world) == {"b": 1, "a": 3}
 
 
+@pytest.mark.rule("log.versions")
 @pytest.mark.parametrize("phase", ["commit", "deliver", "settle"])
 def test_a_run_that_is_interrupted(place: Path, phase: str) -> None:
     topic = make_topic(place)
@@ -378,6 +393,7 @@ def test_a_run_that_is_interrupted(place: Path, phase: str) -> None:
     assert (there(world), there(world, "right")) == ({}, {"a": 3})
 
 
+@pytest.mark.rule("log.versions")
 def test_a_state_of_before(place: Path) -> None:
     """What a state does not remember, an older version of Ferryman having written it: a tombstone deletes the document
     wherever it may be."""
@@ -388,6 +404,7 @@ def test_a_state_of_before(place: Path) -> None:
     assert world.out("left").arrived() == world.out("right").arrived() == ["-a"]
 
 
+@pytest.mark.rule("log.versions")
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 40))])
 def test_random_versions(place: Path, seed: int) -> None:
     """Against the last version of each key, over waves, partitions, and runs that end anywhere."""

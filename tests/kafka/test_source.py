@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ferryman import status
-from ferryman.destinations import Memory
+from ferryman.destinations import Memory, Sql
 from ferryman.document import Document
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError
 from ferryman.plan import Plan
+from ferryman.routers import ByField
 from ferryman.sources import Kafka, Log
 from ferryman.sources.base import Listed
 from ferryman.sources.kafka import KafkaMessage
@@ -198,6 +200,51 @@ def test_tombstones_delete(topics: Topics, place: Path) -> None:
     last = {id: (operation, n) for id, operation, n in arrived()}
     assert (last["a"][0], last["b"]) == ("delete", ("upsert", 4))
     assert status(plan_of(source), state=state)["balanced"]
+
+
+@pytest.mark.rule("log.versions")
+def test_what_a_newer_message_does_not_make_is_deleted(topics: Topics, place: Path) -> None:
+    """Children, and rows of another table; also of a key that has moved to another partition, and of one whose messages
+    in between were compacted away."""
+    topic = topics.new(partitions=2, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.0")
+    long = "k" * 60
+
+    def build() -> Plan:
+        plan = Plan("versions", version=1)
+        sides = (
+            plan.source("messages", Kafka(topics.url, topic, keyed=True, metadata=None))
+            .step("split", split)
+            .route("sides", ByField("side", {"left": "left", "right": "right"}))
+        )
+        for name in ("left", "right"):
+            sides.destination(name, Sql(f"sqlite:///{place}/{name}.db", columns={"n": "n"}))
+        return plan
+
+    def split(doc: Document) -> list[Document] | None:
+        parts = doc.fields.pop("parts", 0)
+        if doc["side"] == "none":
+            return None
+        return [doc, *(doc.child(str(n), n=doc["n"], side=doc["side"]) for n in range(parts))]
+
+    def there(name: str) -> dict[str, int]:
+        with sqlite3.connect(place / f"{name}.db") as db:
+            return {id: int(n) for id, n in db.execute("SELECT id, n FROM documents")}
+
+    def write(*messages: tuple[str, Any], partition: int = 0) -> None:
+        topics.write(topic, [(k, None if v is None else json.dumps(v).encode()) for k, v in messages], partition)
+
+    state = place / "state"
+    left = {"side": "left", "n": 1}
+    write(("a", {**left, "parts": 3}), (long, {**left, "parts": 300}), ("b", {**left, "parts": 1}), ("c", left))
+    assert run_plan(build(), state).delivered == 308
+    write(("a", {**left, "n": 2, "parts": 9}), ("a", {"side": "right", "n": 3, "parts": 1}), (long, None))
+    write(("b", {**left, "n": 2}), ("c", {"side": "none", "n": 2}), partition=1)
+    assert run_plan(build(), state).exit == 0
+    assert (there("left"), there("right")) == ({"b": 2}, {"a": 3, "a#0": 3})
+    write(("b", None), ("a", {**left, "n": 4}), (long, left), partition=1)
+    assert run_plan(build(), state).exit == 0
+    assert (there("left"), there("right")) == ({"a": 4, long: 1}, {})
+    assert status(build(), state=state)["balanced"]
 
 
 @pytest.mark.rule("kafka.keyed")

@@ -38,8 +38,8 @@ class Changes(Log):
     reads all keys that have a state; each run after it what has changed since. A key that has changed several times
     since the last look comes once, as it is now: to have each change, read what the keyed node exports.
 
-    What the plan makes of a key is not remembered: with a key that is deleted its children stay, and a keyed node below
-    counts each change by itself.
+    What the plan made of a key before, and does not make any more, is deleted: children, and copies at other
+    destinations. A keyed node below counts each change by itself.
 
     Args:
         plan: the plan that keeps the state.

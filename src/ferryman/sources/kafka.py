@@ -72,8 +72,8 @@ class Kafka(Log):
         keyed: False: each message is a document of its own, ``<topic>/<partition>/<offset>``, also one without a value.
             True: the key is the id, so that a message is a newer version of the document of its key, and one without a
             value (a tombstone) deletes it. To retry a single document, its whole topic is searched for the last message
-            of its key. What the plan made of earlier messages of a key is not remembered: what a step drops now, routes
-            to another destination or makes no child of any more stays as it was delivered.
+            of its key. What a step drops now, routes to another destination or makes no child of any more is deleted
+            where an earlier message of the key has delivered it. In a wave, one task reads a partition.
         on_lost: what to do if messages were removed (retention, compaction of deletes) before the plan read them.
             "stop": the source stops, and says which are missing; "continue": it goes on with the first that is there.
         group: consumer group to which the position is written after each commit, so that tools that watch groups show

@@ -3,7 +3,7 @@
 A log has partitions, usually one. Within a partition every entry has a place: an integer that is higher than that of
 the previous entry (or equal, with ``shares_places``). Places may be missing. For each partition a plan stores the next
 place to read, in the commit of the wave that processed the entries before it. So nothing has to be listed or compared,
-and processed entries leave no row behind.
+and processed entries leave no row behind, unless they are versions of documents (``repeats_ids``).
 
     open(folder, spark)         driver, once a run: a folder in the state, and Spark; close() at its end
     check(), identity()         driver: whether it exists, and whether it is the same log as before
@@ -138,7 +138,7 @@ class Log(Source):
     repeats_ids = False
     """Whether several entries may have the same id, each a newer version of the same document or its deletion. ``rows``
     then has two more columns: ``revision`` (higher for each version of an id) and ``deletes``. Entries of an id are
-    processed in order."""
+    processed in order, each partition of a wave by one task, and the state has a row for each document."""
 
     ask_again_s = limits.WATCH_TICK_S
     """Seconds after which a run that watches asks again where it ends."""

@@ -108,9 +108,9 @@ class Stream(Log):
     Args:
         read: a function of the SparkSession that returns a streaming DataFrame. It stays in the driver.
         id: None: each row is a document of its own, and its place in the stream is the id. Or the name of a column: a
-            row is a newer version of the document of its id. What the plan made of earlier rows of an id is not
-            remembered: what a step drops now, routes to another destination or makes no child of any more stays as it
-            was delivered.
+            row is a newer version of the document of its id. What a step drops now, routes to another destination or
+            makes no child of any more is deleted where an earlier row of the id has delivered it. In a wave, one task
+            processes the rows.
         kept_batches: number of batches of which rows are kept after they were processed, for retries of single rows.
         ordered, on_error: see ``Log``.
         prefix: put before every id.
