@@ -21,11 +21,17 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
+@pytest.fixture(scope="session")
+def _zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """One for all files of a process: it loads for more than a second."""
+    with Zygote(tmp_path_factory.mktemp("zygote")) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
-def zygote(folder: Path) -> Iterator[Zygote]:
-    made = Zygote(folder)
-    yield made
-    made.close()
+def zygote(_zygote: Zygote) -> Iterator[Zygote]:
+    yield _zygote
+    _zygote.kill_stopped()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

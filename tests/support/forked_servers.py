@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,8 +88,8 @@ class ForkedProcess:
         waiting.register(self._handle, select.POLLIN)
         return -signal.SIGKILL if waiting.poll(timeout_ms) else None
 
-    def __del__(self) -> None:
-        os.close(self._handle)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._handle)  # `os` may be gone by then: this process ends
 
 
 def start_process(descriptor: int, environment: Mapping[str, str]) -> ForkedProcess:
