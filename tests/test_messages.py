@@ -40,6 +40,19 @@ def test_no_text_of_ours_has_one() -> None:
     ] == []
 
 
+def test_numbers_are_grouped_in_one_way() -> None:
+    """Digits have spaces between their groups, everywhere; commas are only in amounts of money."""
+    found = [
+        path.name
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FormattedValue)
+        and node.format_spec is not None
+        and "," in ast.unparse(node.format_spec)
+    ]
+    assert sorted(found) == ["bill.py", "limits.py"]
+
+
 def errors(base: type[FerrymanError] = FerrymanError) -> Iterator[type[FerrymanError]]:
     yield base
     for each in base.__subclasses__():

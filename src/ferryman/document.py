@@ -443,9 +443,7 @@ def decode_json(text: bytes | str) -> Any:
     """
     try:
         value = msgspec.json.decode(text)
-    except RecursionError:
-        raise ValueError(f"it {_TOO_DEEP}") from None
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise ValueError(json_error(text, e)) from None
     if why := json_problem(value):
         raise ValueError(f"it {why}")
@@ -455,8 +453,11 @@ def decode_json(text: bytes | str) -> Any:
 def json_error(text: bytes | str, error: Exception) -> str:
     """Return why text could not be decoded as JSON: in the decoder's words, unless they mislead.
 
-    Of an escape without its other half it says that the input was cut off.
+    Of an escape without its other half it says that the input was cut off; of what is nested too deep each release of
+    Python says something else.
     """
+    if isinstance(error, RecursionError):
+        return f"it {_TOO_DEEP}"
     try:
         json.dumps(json.loads(text), ensure_ascii=False).encode()
     except UnicodeEncodeError as e:
@@ -571,7 +572,8 @@ def size_problem(fields: bytes, raw: bytes | None) -> str:
     for what, size in (("fields", len(fields)), ("raw bytes", len(raw or b""))):
         if size > (limit := limits.MAX_CONTENT_BYTES):
             return (
-                f"its {what} are too large: {size:,} bytes, and a document holds {limit:,} at most. "
+                f"its {what} are too large: {limits.format_count(size)} bytes, and a document holds "
+                f"{limits.format_count(limit)} at most. "
                 "Split it into children in a step, or deliver its location instead of its content."
             )
     return ""

@@ -325,4 +325,4 @@ def shortened(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     end = limit // 4
-    return f"{text[: limit - end]} … ({len(text) - limit:,} characters left out) … {text[-end:]}"
+    return f"{text[: limit - end]} … ({limits.format_count(len(text) - limit)} characters left out) … {text[-end:]}"

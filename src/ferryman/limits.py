@@ -623,3 +623,8 @@ def per_second(rate: object) -> float:
     if not is_number or not is_known_unit or not float(count):
         raise ValueError(f"{rate!r}: give a number a second, or text as in '100/s', '600/m', '50/h'")
     return float(count) / UNITS_S[unit]
+
+
+def format_count(number: float) -> str:
+    """Format a whole number for reading, its digits in groups of three: ``1 200``."""
+    return f"{int(number):,}".replace(",", " ")

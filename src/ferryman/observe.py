@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TextIO
 
 from ferryman.errors import UsageError, single_stops
-from ferryman.limits import GIB, KIB, MIB
+from ferryman.limits import GIB, KIB, MIB, format_count
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -36,11 +36,6 @@ width and those that change the direction of text are escaped: else a document's
 def one_line(text: object) -> str:
     """Return the whole text as one line, without control characters."""
     return str(text).strip("\r\n").rstrip().replace("\r\n", "\n").translate(CONTROL)
-
-
-def format_count(number: int) -> str:
-    """Format a number for reading: ``1 200``."""
-    return f"{number:,}".replace(",", " ")
 
 
 def plural(number: int, one: str, many: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +15,13 @@ from ferryman.destinations import Delivery, Destination, DestinationContext, Gua
 from ferryman.destinations.qdrant import OBJECT, point_id
 from ferryman.destinations.vector_rows import TOMBSTONE_S
 from ferryman.destinations.vectors import Declaration, VectorDestination, VectorField
-from ferryman.errors import Misconfigured, PlanError
+from ferryman.errors import Misconfigured, PlanError, Unavailable
 from ferryman.testing.destinations import delete, delivery
 from ferryman.testing.servers import ServerSuite
 from ferryman.testing.vectors import VectorSuite, vector_delivery
 from tests.servers.qdrant import ProtectedQdrant
 from tests.servers.server import Server
+from tests.support.receiver import Receiver, Reply, Request
 
 client = pytest.importorskip("qdrant_client")
 pytestmark = pytest.mark.server
@@ -151,3 +154,44 @@ def test_arguments_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> No
     """When the plan is made."""
     with pytest.raises(PlanError):
         Qdrant(**{"url": "http://localhost:6333", "collection": "pages", "vectors": {"vector": 4}, **wrong})
+
+
+BUSY = {
+    "a time": {"retry-after": "10000"},
+    "a date": {"retry-after": "Wed, 21 Oct 2099 07:28:00 GMT"},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("headers", BUSY.values(), ids=[*BUSY])
+def test_a_server_that_is_busy_is_away(headers: dict[str, str]) -> None:
+    """429: with what it asks for in the message. Nothing is sent again before that."""
+    with Receiver(lambda request: Reply(429, headers=headers)) as receiver:
+        out = Qdrant(receiver.url.removesuffix("/hook"), "plays", {"vector": 4})
+        out.open(DestinationContext("tests", 1, "node", 1, Guarantee.AT_LEAST_ONCE))
+        with pytest.raises(Unavailable, match="asks to wait 10000 s" if headers.get("retry-after") == "10000" else ""):
+            out.write([vector_delivery("a", 1, [1.0, 0.0, 0.0, 0.0])])
+        assert len(receiver.requests) == 1
+
+
+def test_a_short_wait_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(
+        "ferryman.destinations.qdrant.time", SimpleNamespace(sleep=waited.append, monotonic=lambda: 0.0)
+    )
+    sent = vector_delivery("a", 1, [1.0, 0.0, 0.0, 0.0])
+
+    def answer(request: Request) -> Reply:
+        if not waited:
+            return Reply(429, headers={"retry-after": "2"})
+        result: list[Any] = [{"operation_id": 0, "status": "completed"}]
+        if not request.path.partition("?")[0].endswith("/batch"):
+            own = {"id": sent.id, "hash": sent.hash, "sequence": sent.sequence}
+            result = [{"id": point_id(sent.id), "payload": {OBJECT: own}}]
+        return Reply(body=json.dumps({"result": result, "status": "ok", "time": 0.0}).encode())
+
+    with Receiver(answer) as receiver:
+        out = Qdrant(receiver.url.removesuffix("/hook"), "plays", {"vector": 4})
+        out.open(DestinationContext("tests", 1, "node", 1, Guarantee.AT_LEAST_ONCE))
+        assert out.write([sent]) == [Outcome.ok()]
+    assert waited == [2]

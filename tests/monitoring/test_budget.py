@@ -120,7 +120,7 @@ def test_an_end_does_not_wait_for_the_next_try() -> None:
 
     assert 1 <= len(tries) <= 2
     assert clock.seconds < 60
-    assert said == ["x: away. The run goes on without."]
+    assert said == ["x: away. The run continues without it."]
 
 
 class Broken(Silent):
@@ -143,7 +143,7 @@ def test_a_fault_in_a_recorder_ends_the_recorder_not_the_run(trial: PlanWorld) -
     summary = trial.run(observer=run)
 
     assert (summary.exit, broken.calls) == (0, 1)
-    assert watch.messages == ["Broken: RuntimeError: a fault of ours. The run goes on without."]
+    assert watch.messages == ["Broken: RuntimeError: a fault of ours. The run continues without it."]
 
 
 def test_nothing_is_imported_that_is_not_asked_for() -> None:

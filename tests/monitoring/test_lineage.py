@@ -170,7 +170,7 @@ def test_what_is_left_pending_is_a_failure(net: PlanWorld) -> None:
 
     end = events_in(net.folder / "events.jsonl")[-1]
     assert end["eventType"] == "FAIL"
-    assert end["run"]["facets"]["errorMessage"]["message"] == "exit code 4: 1 deliveries are pending"
+    assert end["run"]["facets"]["errorMessage"]["message"] == "exit code 4: 1 delivery is pending"
 
 
 def test_a_flow_is_the_parent_of_its_plans(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_a_server_that_does_not_take_them_is_said_once(trial: PlanWorld, how: st
     assert summary.exit == 0
     [message] = [each for each in trial.watch.messages if each.startswith("lineage ")]
     assert "pass" not in message
-    assert message.endswith("The run goes on without.")
+    assert message.endswith("The run continues without it.")
 
 
 def test_a_file_that_cannot_be_written_is_said_once(trial: PlanWorld) -> None:

@@ -284,7 +284,7 @@ def test_a_file_that_cannot_be_written_is_said_once(
     assert summary.exit == 0
     [message] = [each for each in trial.watch.messages if each.startswith("metrics ")]
     assert ("No such file" if why == "no folder" else "No space left") in message
-    assert "The run goes on without" in message
+    assert "The run continues without it" in message
 
 
 def test_a_state_that_is_damaged_meanwhile_is_said_once(trial: PlanWorld) -> None:
@@ -376,7 +376,7 @@ def test_a_port_that_is_taken_is_said_once(trial: PlanWorld) -> None:
 
     assert summary.exit == 0
     [message] = [each for each in trial.watch.messages if each.startswith("metrics ")]
-    assert "Address already in use. The run goes on without: give another port." in message
+    assert "Address already in use. The run continues without it: give another port." in message
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_a_collector_that_refuses_is_said_once(
 
     assert summary.exit == 0
     [message] = [each for each in trial.watch.messages if each.startswith("spans ")]
-    assert "the collector does not take them. The run goes on without." in message
+    assert "the collector does not take them. The run continues without it." in message
     assert capfd.readouterr().err == ""
 
 

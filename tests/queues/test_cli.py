@@ -86,7 +86,12 @@ def test_append(here: Here, orders: Queue, place: Path) -> None:
     assert here.told("append", "orders", place / "one", "--key", "k") == [4]
     (place / "none").write_text("\n")
     assert here("append", "orders", place / "none") == (0, "nothing to append\n", "")
-    for line, says in (("{", "line 2 is not JSON"), ("[1]", "message 2: a list is not a JSON object")):
+    deep = '{"n": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    for line, says in (
+        ("{", "line 2 is not JSON"),
+        (deep, "line 2 is not JSON (it is nested more than 200 deep)"),
+        ("[1]", "message 2: a list is not a JSON object"),
+    ):
         (place / "bad").write_text('{"n": 5}\n' + line)
         code, _, err = here("append", "orders", place / "bad")
         assert code == 2

@@ -224,7 +224,7 @@ def test_what_there_is_not_is_said() -> None:
     assert "needs both" in error(embed="embed")
     assert "a filter needs" in error(where={"team": "a"})
     assert "the question is empty" in error(text=" \n", plan=plan, embed="embed")
-    assert "40,000 characters" in error(text="x" * 40_000, plan=plan, embed="embed")
+    assert "40 000 characters" in error(text="x" * 40_000, plan=plan, embed="embed")
     assert "the filter" in error(plan=plan, embed="embed", where={"team": None})
 
 

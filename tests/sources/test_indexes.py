@@ -310,7 +310,7 @@ def test_what_is_partial_is_incomplete(engine: Engine) -> None:
     for changes, kind, says in (
         ({"_shards": failed}, Unavailable, r"1 of 3 shards did not answer \(disk\)"),
         ({"_shards": {"total": 21, "successful": 6, "failed": 0}}, Unavailable, "15 of 21 shards did not answer"),
-        ({"timed_out": True}, Unavailable, "its time was not enough"),
+        ({"timed_out": True}, Unavailable, "its time limit was too short"),
         ({"total": 7}, TransientError, "5 documents came, where the server had counted 7"),
     ):
         with (

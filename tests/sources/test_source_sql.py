@@ -270,7 +270,7 @@ def test_a_value_that_json_has_not_harms_its_row(database: Database) -> None:
     )
     entries = scan(source)
     assert [type(entry) for entry in entries] == [Document, Listed, Document]
-    assert entries[1].refused == "2: column 'r' holds a Range: JSON has nothing for it. Cast it in the query."
+    assert entries[1].refused == "2: column 'r' holds a Range: JSON cannot hold it. Cast it in the query."
 
 
 def test_text_that_is_not_utf8_harms_its_row(path: Path) -> None:

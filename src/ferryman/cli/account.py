@@ -36,7 +36,8 @@ from ferryman.cli.terminal import (
     print_table,
 )
 from ferryman.errors import UsageError
-from ferryman.observe import format_count, plural
+from ferryman.limits import format_count
+from ferryman.observe import plural
 from ferryman.storage.files import StatePath
 
 if TYPE_CHECKING:
@@ -832,7 +833,7 @@ def print_unread(plan: Plan, root: StatePath) -> None:
 
     advice = relisting_advice(plan)
     for name, (documents, example) in account.unread(root, plan).items() if advice else ():
-        several = f"{documents} documents wait until they are listed again, such as"
+        several = f"{format_count(documents)} documents wait until they are listed again, such as"
         single = "1 document waits until it is listed again:"
         print_line(f"source {name}: {several if documents > 1 else single} {example}. {advice[name]}")
 

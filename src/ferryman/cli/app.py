@@ -39,7 +39,8 @@ def warm_up(verbose: Verbose = False) -> None:
     archive = ClassArchive.of_machine()
     if archive is None:
         print_note(
-            "There is no Java, or no cache folder of your own for an archive of Spark's classes. Spark starts so."
+            "There is no Java, or no cache folder of your own for an archive of Spark's classes: Spark starts "
+            "without one."
         )
         raise typer.Exit(1)
     if archive.find() is None:
@@ -47,7 +48,7 @@ def warm_up(verbose: Verbose = False) -> None:
     made = archive.make()
     if made is None:
         print_note(
-            f"There is no archive of Spark's classes in {archive.folder}: it cannot be made. Spark starts without."
+            f"There is no archive of Spark's classes in {archive.folder}: it cannot be made. Spark starts without it."
         )
         raise typer.Exit(1)
     print_line(made)
@@ -180,7 +181,8 @@ def _report_error(raised: Exception, options: GlobalOptions) -> int:
             code = raised.exit_code
         case _ if is_failed_allocation(raised):
             print_error(
-                f"{describe_memory_error(raised)}. It was the command's own process; nothing is lost: run it with more."
+                f"{describe_memory_error(raised)}. It was the command's own process; nothing is "
+                "lost: run it with more memory."
             )
         case _ if isinstance(explained := explain_error("the command", raised), FerrymanError):
             print_error(explained)

@@ -40,7 +40,7 @@ def dashboard(
         ),
     ] = None,
     base_path: Annotated[
-        str, typer.Option("--base-path", metavar="PATH", show_default=False, help="Path that a proxy has it under.")
+        str, typer.Option("--base-path", metavar="PATH", show_default=False, help="Path under which a proxy serves it.")
     ] = "",
     user_header: Annotated[
         str,
@@ -60,7 +60,7 @@ def dashboard(
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
-            "--allow-host", metavar="NAME", show_default=False, help="Another name that it is called by. Repeatable."
+            "--allow-host", metavar="NAME", show_default=False, help="Another host name that it answers to. Repeatable."
         ),
     ] = None,
     allow_actions: Annotated[

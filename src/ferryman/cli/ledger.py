@@ -10,7 +10,8 @@ import typer
 
 from ferryman.cli.options import Json, PlanSpec, StateDir, Verbose
 from ferryman.cli.terminal import next_command, print_json, print_line, print_note
-from ferryman.observe import format_count, plural
+from ferryman.limits import format_count
+from ferryman.observe import plural
 
 app = typer.Typer(
     name="ledger",
@@ -75,7 +76,7 @@ def export(
         try:
             done = Mirror(root, loaded, target).catch_up()
         except (TransientError, ConnectionError) as e:
-            print_note(f"{e} Start it again: it goes on where it stopped.")
+            print_note(f"{e} Run it again: it continues where it stopped.")
             raise typer.Exit(4) from None
         for each in done.refused:
             print_note(f"left out {each}")
@@ -84,7 +85,7 @@ def export(
         else:
             print_line(_sentence(done.events, done.documents, target.target()))
         if done.behind:
-            print_note("Another process exports this state at this moment. Start it again if that is killed.")
+            print_note("Another process is exporting this state. Run this again if that one is killed.")
             raise typer.Exit(4)
         return
     from ferryman.mirror.files import export as export_file

@@ -20,6 +20,7 @@ from ferryman.cli.options import (
     seconds,
 )
 from ferryman.cli.terminal import format_time, next_command, print_json, print_json_array, print_line, print_table
+from ferryman.document import decode_json
 from ferryman.errors import UsageError
 from ferryman.observe import plural
 
@@ -315,6 +316,6 @@ def read_json_lines(file: str) -> Iterator[Any]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    yield json_text.loads(line)
+                    yield decode_json(line)
                 except ValueError as e:
                     raise UsageError(f"{file}: line {number} is not JSON ({e}). Nothing was appended.") from None

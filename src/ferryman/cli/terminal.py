@@ -19,7 +19,8 @@ from types import FrameType
 from typing import Any, Final, Self, TextIO
 
 from ferryman.errors import single_stops
-from ferryman.observe import Forwarding, Observer, format_count, one_line
+from ferryman.limits import format_count
+from ferryman.observe import Forwarding, Observer, one_line
 
 PAD_MAX = 48
 """Width up to which columns are padded, so that one very long id does not push the others out of sight."""

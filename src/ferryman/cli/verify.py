@@ -15,7 +15,8 @@ from ferryman.cli.options import (
     Why,
 )
 from ferryman.cli.terminal import next_command, print_json, print_line, print_note, print_table
-from ferryman.observe import format_count, plural
+from ferryman.limits import format_count
+from ferryman.observe import plural
 
 if TYPE_CHECKING:
     from ferryman.engine.target_look import Verified
@@ -122,8 +123,8 @@ def print_target(target: Verified, *, verbose: bool) -> None:
     print_line(f"{name}: {compared} compared, {', '.join(parts) or 'all of them are there'}")
     if target.forgets and counts.missing:
         print_line(
-            f"  {format_count(counts.missing)} are not there any more. Old messages were trimmed: whether these were, "
-            "nobody can tell."
+            f"  {format_count(counts.missing)} are no longer there. Old messages were trimmed; whether these were "
+            "among them is not known."
         )
     if target.sampled and not target.differing and counts.expected:
         share = 100 * (1 - 0.01 ** (1 / counts.expected))

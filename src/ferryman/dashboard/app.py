@@ -117,7 +117,7 @@ def make_app(named: Sequence[str], settings: Settings, answers: Answers | None =
 
 
 async def _wrong_method(request: Request, error: Exception) -> Response:
-    return PlainTextResponse("This page cannot be asked so.\n", 405)
+    return PlainTextResponse("This page does not take such a request.\n", 405)
 
 
 class _Static:

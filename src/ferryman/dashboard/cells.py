@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from markupsafe import Markup, escape
 
+from ferryman.limits import format_count
 from ferryman.net.urls import redact
-from ferryman.observe import format_count, format_size, one_line
+from ferryman.observe import format_size, one_line
 
 ID_CHARACTERS: Final = 160
 TEXT_CHARACTERS: Final = 600
@@ -52,7 +53,7 @@ def _cut(text: str, limit: int) -> str:
 def code(text: object, limit: int = ID_CHARACTERS) -> Markup:
     """Return an id or a value as HTML: its direction is its own, and a cut one says how long it is."""
     whole = "" if text is None else str(text)
-    hint = f' title="{len(whole):,} characters"'.replace(",", " ") if len(whole) > limit else ""
+    hint = f' title="{format_count(len(whole))} characters"' if len(whole) > limit else ""
     return Markup(f"<bdi{hint}>") + escape(_harmless(_cut(whole, limit))) + Markup("</bdi>")
 
 

@@ -199,7 +199,7 @@ class Guard:
         headers = Headers(scope=scope)
         send = self._with_headers(send)
         if not self._is_our_host(headers.get("host", "")):
-            text = "This is not a name of this dashboard. Start it with --allow-host NAME to have it called so.\n"
+            text = "This dashboard does not answer to this host name. Start it with --allow-host NAME to allow it.\n"
             await PlainTextResponse(text, 421)(scope, receive, send)
             return
         base, path = self._split_path(scope["path"], headers)

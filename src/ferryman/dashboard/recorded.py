@@ -121,7 +121,7 @@ def _node(name: str, record: NodeRecord, structure: Structure, state: State) -> 
             exports=exports_node(name),
         )
     if kind not in ("destination", "tee"):
-        raise StateDamaged(str(state.root / PLAN), f"{name} is a {kind}, of which this Ferryman knows nothing")
+        raise StateDamaged(str(state.root / PLAN), f"{name} is a {kind}, which this version of Ferryman does not know")
     destination = _stand_in(RecordedDestination, record.type)
     destination.recorded_target = record.target
     known = _known_class(ferryman.destinations, record.type)

@@ -576,7 +576,7 @@ class JsonLines(Destination):
         outcomes=(
             ("no room, a disk in trouble, no connection", "transient, about all"),
             ("no right to write, a login that is refused", "permanent, about all"),
-            ("fields that are no JSON", "permanent"),
+            ("fields that are not JSON", "permanent"),
         ),
     )
 

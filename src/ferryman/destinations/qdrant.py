@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, Final, Literal, get_args
 
 import msgspec
@@ -51,6 +52,7 @@ from ferryman.destinations.vectors import (
 from ferryman.errors import DeliveryError, Misconfigured, PlanError, Unavailable, UsageError
 from ferryman.net import urls
 from ferryman.net.http import check_destination, expand_variables
+from ferryman.net.urls import NOT_HANDLED
 
 REQUEST_S: Final = 20
 """Time-out of a request."""
@@ -366,15 +368,15 @@ class Qdrant(VectorServer):
         from qdrant_client import models
         from qdrant_client.http.exceptions import UnexpectedResponse
 
-        self._check_time(until)
+        update = partial(
+            self._client.batch_update_points,
+            self.collection,
+            [operation for _, operation in operations],
+            wait=True,
+            ordering=models.WriteOrdering.STRONG,
+        )
         try:
-            with self._translated_errors(sent=True):
-                self._client.batch_update_points(
-                    self.collection,
-                    [operation for _, operation in operations],
-                    wait=True,
-                    ordering=models.WriteOrdering.STRONG,
-                )
+            self._request(update, until)
         except UnexpectedResponse as e:
             if e.status_code not in _BAD_ROW:
                 raise
@@ -387,6 +389,21 @@ class Qdrant(VectorServer):
             self._send(operations[:middle], outcomes, until)
             self._send(operations[middle:], outcomes, until)
 
+    def _request(self, call: Callable[[], Any], until: float) -> Any:
+        """Return what the call returns; a server that asks to wait (``Retry-After``) gets it, if there is time."""
+        from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
+
+        while True:
+            self._check_time(until)
+            with self._translated_errors(sent=True):
+                try:
+                    return call()
+                except ResourceExhaustedResponse as e:
+                    wait_s = max(e.retry_after_s, limits.BACKOFF_FIRST_S)
+                    if time.monotonic() + wait_s > until:
+                        raise
+            time.sleep(wait_s)
+
     def _record_stored(self, rows: list[VectorRow], outcomes: list[Outcome | None], until: float) -> None:
         """Set the outcome of each row by what the collection has of its id: the server does not name what it
         skipped."""
@@ -394,11 +411,14 @@ class Qdrant(VectorServer):
 
         there: dict[str, Any] = {}
         for some in slices(dict.fromkeys(point_id(row.delivery.id) for row in rows), PAGE):
-            self._check_time(until)
-            with self._translated_errors(sent=True):
-                found = self._client.retrieve(
-                    self.collection, some, with_payload=[OBJECT], consistency=models.ReadConsistencyType.MAJORITY
-                )
+            retrieve = partial(
+                self._client.retrieve,
+                self.collection,
+                some,
+                with_payload=[OBJECT],
+                consistency=models.ReadConsistencyType.MAJORITY,
+            )
+            found = self._request(retrieve, until)
             there |= {str(point.id): (point.payload or {}).get(OBJECT) for point in found}
         for row in rows:
             id = point_id(row.delivery.id)
@@ -501,12 +521,14 @@ class Qdrant(VectorServer):
             raise self._translate(e, sent) from e
 
     def _translate(self, error: Any, sent: bool) -> Exception:
-        from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
+        from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
         from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
         target = self.target()
         if isinstance(error, ResourceExhaustedResponse):
-            return Unavailable(f"{target}: it has no room for now")
+            return Unavailable(f"{target}: it has no room for now, asks to wait {error.retry_after_s} s")
+        if isinstance(error, QdrantException):  # it asks to wait until a date, which the client does not read
+            return Unavailable(f"{target}: it has no room for now ({error})")
         if isinstance(error, ResponseHandlingException):
             import httpx
 
@@ -515,6 +537,8 @@ class Qdrant(VectorServer):
         if not isinstance(error, UnexpectedResponse):
             return error  # type: ignore[no-any-return]
         why = f"{target}: answered {error.status_code} ({_reason(error)})"
+        if error.status_code in NOT_HANDLED:
+            return Unavailable(why)
         if error.status_code in (401, 403):
             return Misconfigured(f"{why}. Correct api_key=, or give it the right to write.")
         if error.status_code == 404:

@@ -47,7 +47,7 @@ class Queue(Destination):
         stored="a message a delivery, deletes too, with hash and sequence",
         limits=("256 MiB a message",),
         outcomes=(
-            ("fields that are no JSON, or nested more than 100 deep", "permanent"),
+            ("fields that are not JSON, or nested more than 100 deep", "permanent"),
             ("no room, a disk in trouble", "transient, about all"),
             ("no right to write, a damaged queue", "permanent, about all"),
         ),

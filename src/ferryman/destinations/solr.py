@@ -56,7 +56,7 @@ def outcome_rows() -> Iterator[tuple[str, str]]:
     yield "200, the id among what was taken", "ok"
     yield "the same hash is there", "ok"
     yield "a higher sequence is there", "stale"
-    yield "409, or 200 without the id", "somebody was faster: it is read and compared again"
+    yield "409, or 200 without the id", "another writer was faster: it is read and compared again"
     yield "400, 413", "permanent, once it stands alone, with Solr's words"
     yield "500", "transient, once it stands alone"
     for status, remedy in _REMEDIES.items():

@@ -17,7 +17,7 @@ from ferryman.breaker import Breaker, BreakerEvent, Breakers, BreakerState, back
 from ferryman.engine.results import ErrorKind, Listing, NodeError, NodeReport, NodeStates, PendingRetries
 from ferryman.engine.runner.base import Runner, run_isolating
 from ferryman.notify import Stopped
-from ferryman.observe import WARNING
+from ferryman.observe import WARNING, plural
 from ferryman.plan import DestinationNode, JoinNode, Plan, StepNode
 from ferryman.plan.calls import REMEDY, always_returns_none
 from ferryman.plan.nodes import CAPABILITIES_VARIABLE, join_names, local_capabilities
@@ -283,7 +283,9 @@ _HINT_AFTER_NONES: Final = 3
 
 def _pending_text(deliveries: int) -> str:
     """Return words for the number of pending deliveries, which is unknown for a source that cannot be listed."""
-    return f"{deliveries} deliveries are pending: " if deliveries else "What waits for it is pending: "
+    if not deliveries:
+        return "What waits for it is pending: "
+    return f"{plural(deliveries, 'delivery is', 'deliveries are')} pending: "
 
 
 def _is_permanent(report: NodeReport, fault: NodeError) -> bool:

@@ -20,7 +20,7 @@ from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart,
 from ferryman.engine.runner.base import QueryFailed, Runner, run_frame_again
 from ferryman.engine.tasks import EntryRange, HeldEntry, LogBatch, LogSplit
 from ferryman.errors import Misconfigured, StateLost, Unavailable, UsageError, message_of
-from ferryman.observe import WARNING
+from ferryman.observe import WARNING, plural
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_of_versions, logs_read
 from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.records.keys import lane_number, lanes, place_id, place_of
@@ -279,8 +279,9 @@ class Logs:
         by failed ones."""
         for name, held_back in self._held_exports.items():
             if count := held_back.stuck_count:
+                waiting = plural(count, "export waits", "exports wait")
                 yield (
-                    f"{name}: {count} exports wait for earlier ones of their keys, which a step or router could not "
+                    f"{name}: {waiting} for earlier ones of the same key, which a step or router could not "
                     "take: `ferryman deliveries PLAN` names them; fix it and retry those."
                 )
         for (source, _), entry in self._blocked.items():

@@ -23,6 +23,8 @@ from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.engine.transform.once_reader import doubt_notes
 from ferryman.errors import StateDamaged, UsageError
+from ferryman.limits import format_count
+from ferryman.observe import plural
 from ferryman.plan import (
     KeyedNode,
     Plan,
@@ -99,9 +101,13 @@ def finish(state: State) -> str:
     files.fsync_folder(state.root)
     crash.point("version.adopted")
     rows = sum(t.num_rows for t in dropped)
-    ended = f"; {rows} rows for {', '.join(removed)} were dropped because it no longer has them" if rows else ""
+    ended = (
+        f"; dropped {plural(rows, 'row', 'rows')} for {', '.join(removed)}, which the plan no longer has"
+        if rows
+        else ""
+    )
     many = sum(part.rows for part in staged)
-    what = f"{many} documents are processed again because their path has changed or they"
+    what = f"{format_count(many)} documents are processed again because their path has changed or they"
     one = "1 document is processed again because its path has changed or it"
     keys = "".join(f"; {each}" for each in _describe_keyed_nodes(state, before, after))
     return f"{why}: {one if many == 1 else what} had failed{ended}{keys}"

@@ -19,6 +19,7 @@ from ferryman.document import content_version
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.errors import Unavailable, UsageError, message_of
+from ferryman.observe import plural
 from ferryman.plan import Node, SourceNode, keyed_nodes, successors
 from ferryman.plan.keyed import upstream_keyed_nodes, upstream_sources
 from ferryman.records.keys import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of, lanes
@@ -78,7 +79,8 @@ def reset_states(state: State, names: Collection[str]) -> str:
         each.log.note(reader_name(state, name), each.positions, each.moved)
     places = {name: ", ".join(f"{p} {at}" for p, at in each.positions.items()) for name, each in rewinds.items()}
     where = "; ".join(f"{name} at {place}" for name, place in places.items())
-    return f"{', '.join(sorted(chosen))}: {keys} states were removed; what fed them is read again: {where}"
+    removed = plural(keys, "state was", "states were")
+    return f"{', '.join(sorted(chosen))}: {removed} removed; what fed them is read again: {where}"
 
 
 def _refuse_unfinished(state: State, chosen: Collection[str], sources: Sequence[SourceNode]) -> None:

@@ -48,7 +48,7 @@ from ferryman.engine.targets import TargetWatch
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.notify import Reporter
-from ferryman.observe import WARNING, Forwarding, Observer
+from ferryman.observe import WARNING, Forwarding, Observer, plural
 from ferryman.records.rows import now_us
 from ferryman.state.commands import ADOPT, OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep
@@ -255,7 +255,9 @@ class Run:
         if state.wave > state.settled:
             self._expect_pending()
             settled = settle(state, state.wave, self._run_tasks)
-            actions.append(f"settled wave {state.wave} ({settled.delivered} deliveries were recorded)")
+            actions.append(
+                f"settled wave {state.wave} ({plural(settled.delivered, 'delivery was', 'deliveries were')} recorded)"
+            )
         actions += recover_once_wave(state, self._run_tasks, self._transform.rebuild)
         crash.point("recover.settled")
         if migration.is_pending(state):
@@ -264,7 +266,7 @@ class Run:
             self._add_message(reset_states(state, self._settings.reset))
         self._logs.refuse_replaced_logs()
         if orphans := sweep(state):
-            actions.append(f"removed {orphans} staged files that no wave had committed")
+            actions.append(f"removed {plural(orphans, 'staged file', 'staged files')} that no wave had committed")
         self._answers.begin()
         self._upkeep.run()  # each start adds to the logs, even if no wave follows
         state.clear_staging()
@@ -435,7 +437,7 @@ class Run:
             self._logs.forget_attempts()
             if command.definition.outbox is OutboxEffect.DUE:
                 self._breakers.call_again(None if command.destination is None else {command.destination})
-            self._add_message(f"applied `{command.verb}` by {command.who}: {count} deliveries")
+            self._add_message(f"applied `{command.verb}` by {command.who}: {plural(count, 'delivery', 'deliveries')}")
         return self._state.wave > before
 
     # -- what is pending ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from ferryman.document import json_problem
+from ferryman.document import json_error, json_problem
 from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.intake import nodes
 from ferryman.intake.errors import NodeInvalid, QueueLost, StateError
@@ -604,10 +604,12 @@ def read_inventory(path: Path) -> Iterator[StoredFile]:
         for line in lines:
             try:
                 stored = msgspec.json.decode(line, type=StoredFile)
-            except (msgspec.MsgspecError, RecursionError) as e:
+            except msgspec.MsgspecError as e:
                 raise ValueError(plain_text(e)) from None
+            except RecursionError as e:
+                raise ValueError(json_error(b"", e)) from None
             if why := json_problem(stored.fields):
-                raise ValueError(f"what is said of {stored.path} {why}")
+                raise ValueError(f"the metadata of {stored.path} {why}")
             yield stored
 
 
@@ -627,7 +629,7 @@ def inventory_path(job_path: str, values: Mapping[str, Any]) -> Path:
     except ValueError as e:
         raise NodeInvalid(f"{job_path}/inventory", f"names a list of files, but {e}") from None
     if url.scheme != "file" or not url.path:
-        raise NodeInvalid(f"{job_path}/inventory", "names no list of files (a file:// URL)")
+        raise NodeInvalid(f"{job_path}/inventory", "does not name a list of files (a file:// URL)")
     return Path(unquote(url.path))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ferryman.document import decode_json, json_problem
+from ferryman.document import decode_json, json_error, json_problem
 from ferryman.errors import UsageError
 from ferryman.intake.errors import NodeInvalid
 
@@ -123,7 +123,10 @@ def encode_node(path: str, value: Any) -> bytes:
     try:
         data = msgspec.json.encode(value)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as e:
-        raise UsageError(f"{path}: this cannot be written as JSON: {e}. Give text, numbers, lists and objects.") from e
+        why = json_error(b"", e)
+        raise UsageError(
+            f"{path}: this cannot be written as JSON: {why}. Give text, numbers, lists and objects."
+        ) from e
     if why := json_problem(value):
         raise UsageError(f"{path}: this {why}. Give text, numbers, lists and objects.")
     return check_size(path, data)

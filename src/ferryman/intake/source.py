@@ -185,7 +185,7 @@ class Jobs(Source):
                 listed = Listed(id, each.size, fingerprint_of(each, fields), json.dumps(location, ensure_ascii=True))
             except Exception as e:  # a submitter's fields may contain anything
                 where = json.dumps({"batch": partition.batch})
-                why = f"{file}: what is said of it cannot be read: {plain_text(e)}"
+                why = f"{file}: its metadata cannot be read: {plain_text(e)}"
                 listed = Listed(id, each.size, location=where, refused=why)
             yield listed
 

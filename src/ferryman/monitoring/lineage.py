@@ -29,7 +29,7 @@ from ferryman.monitoring.metrics import MonitoredPlan
 from ferryman.monitoring.sender import BackgroundSender
 from ferryman.net import urls
 from ferryman.net.http import Http, NotSent, Unanswered
-from ferryman.observe import Silent
+from ferryman.observe import Silent, plural
 from ferryman.plan import DestinationNode, KeyedNode, Node, Plan, logs_read, sources_of
 from ferryman.state.logs import LogPositions
 from ferryman.state.state import IDENTITY, SETTLED, State
@@ -443,4 +443,8 @@ def _how(counts: Mapping[str, int], error: BaseException | None) -> tuple[str, s
     if code in (0, 3):
         return "COMPLETE", "", ""
     pending = counts.get("pending", 0)
-    return "FAIL", f"exit code {code}" + (f": {pending} deliveries are pending" if pending else ""), ""
+    return (
+        "FAIL",
+        f"exit code {code}" + (f": {plural(pending, 'delivery is', 'deliveries are')} pending" if pending else ""),
+        "",
+    )

@@ -305,7 +305,7 @@ class MetricsPublisher:
             write_to_textfile(str(self._target), _Collected(self._compute()))
             self._last_warning = ""
         except Exception as e:
-            self._warn(f"{plain_text(e)}. The run goes on without.")
+            self._warn(f"{plain_text(e)}. The run continues without it.")
 
     # -- the endpoint
 
@@ -316,7 +316,7 @@ class MetricsPublisher:
             server, _ = start_http_server(address.port, address.host or "::", registry=self)
         except OSError as e:
             if address.host or not self._serve_on_old_network(address, e):
-                self._warn(f"{e.strerror or e}. The run goes on without: give another port.")
+                self._warn(f"{e.strerror or e}. The run continues without it: give another port.")
             return
         self._stop_server = partial(_stop, server)
 

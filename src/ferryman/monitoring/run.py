@@ -73,7 +73,7 @@ class MonitoredRun(Forwarding):
         except Exception as e:
             if what in self._recorders:
                 self._recorders.remove(what)
-            self.warn(f"{type(what).__name__}: {type(e).__name__}: {plain_text(e)}. The run goes on without.")
+            self.warn(f"{type(what).__name__}: {type(e).__name__}: {plain_text(e)}. The run continues without it.")
 
     def report_warnings(self) -> None:
         """Report the warnings that came meanwhile."""

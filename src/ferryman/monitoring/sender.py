@@ -104,4 +104,4 @@ class BackgroundSender(Generic[T]):
     def _report_once(self, why: str) -> None:
         if not self._is_reported:
             self._is_reported = True
-            self._report(f"{self._name}: {why}. The run goes on without.")
+            self._report(f"{self._name}: {why}. The run continues without it.")

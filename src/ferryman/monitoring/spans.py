@@ -84,7 +84,7 @@ class Tracing:
                 except Exception as e:  # sending the same again would keep others from being sent
                     why = f"they cannot be sent: {type(e).__name__}: {plain_text(e)}"
             if why and not is_reported:
-                report(f"spans {names}: {why}. The run goes on without.")
+                report(f"spans {names}: {why}. The run continues without it.")
             is_reported = bool(why)
 
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # what it says is said by ``report``

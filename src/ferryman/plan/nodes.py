@@ -428,7 +428,8 @@ def validate_key(value: Any, origin: str) -> str:
             f"{origin} gives text with half a character (a lone surrogate), which cannot be kept"
         ) from None
     if size > limits.KEY_BYTES:
-        raise PermanentError(f"{origin} gives a key of {size:,} bytes: a key has {limits.KEY_BYTES:,} at most")
+        most = limits.format_count(limits.KEY_BYTES)
+        raise PermanentError(f"{origin} gives a key of {limits.format_count(size)} bytes: a key has {most} at most")
     return value
 
 

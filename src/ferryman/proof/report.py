@@ -8,7 +8,8 @@ from pathlib import Path
 from string import Template
 from typing import Final, NamedTuple
 
-from ferryman.observe import format_count, plural
+from ferryman.limits import format_count
+from ferryman.observe import plural
 from ferryman.proof.broken import RULES
 from ferryman.proof.faults import KINDS
 from ferryman.proof.proof import ProofResult, Tally

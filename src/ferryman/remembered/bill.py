@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from ferryman.limits import format_count
+
 
 def dollars(amount: float) -> str:
     """Return an amount of money: ``$0.43``; small amounts with two digits that say something."""
@@ -14,22 +16,17 @@ def dollars(amount: float) -> str:
     return f"${format(Decimal(f'{amount:.1e}').normalize(), 'f')}"
 
 
-def count(number: float) -> str:
-    """Return a number with its digits in groups of three."""
-    return f"{int(number):,}".replace(",", " ")
-
-
 def describe_bill(name: str, counts: Mapping[str, float]) -> str:
     """Return ``embed: 620 calls ($0.43), 11 380 answers remembered ($7.97 saved), 1 call in doubt``."""
     paid = f" ({dollars(counts['spent'])})" if counts["spent"] else ""
     saved = f" ({dollars(counts['saved'])} saved)" if counts["saved"] else ""
     calls, hits = counts["calls"], counts["hits"]
     parts = [
-        f"{count(calls)} {'call' if calls == 1 else 'calls'}{paid}",
-        f"{count(hits)} {'answer' if hits == 1 else 'answers'} remembered{saved}",
+        f"{format_count(calls)} {'call' if calls == 1 else 'calls'}{paid}",
+        f"{format_count(hits)} {'answer' if hits == 1 else 'answers'} remembered{saved}",
     ]
     if in_doubt := counts["in_doubt"]:
-        parts.append(f"{count(in_doubt)} {'call' if in_doubt == 1 else 'calls'} in doubt made again")
+        parts.append(f"{format_count(in_doubt)} {'call' if in_doubt == 1 else 'calls'} in doubt made again")
     return f"{name}: {', '.join(parts)}"
 
 
@@ -39,8 +36,8 @@ def describe_need(call: Mapping[str, Any]) -> str:
     Args:
         call: an element of ``calls`` of ``preview --json``.
     """
-    documents = f"{count(call['documents'])} {'document' if call['documents'] == 1 else 'documents'}"
+    documents = f"{format_count(call['documents'])} {'document' if call['documents'] == 1 else 'documents'}"
     verb = "needs" if call["need"] == 1 else "need"
-    shared = f" ({count(call['calls'])} different)" if call["calls"] != call["need"] else ""
+    shared = f" ({format_count(call['calls'])} different)" if call["calls"] != call["need"] else ""
     price = f", {dollars(call['cost'])}" if call["cost"] else ""
-    return f"{call['step']}: {count(call['need'])} of {documents} {verb} a call{shared}{price}"
+    return f"{call['step']}: {format_count(call['need'])} of {documents} {verb} a call{shared}{price}"

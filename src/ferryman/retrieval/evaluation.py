@@ -71,7 +71,8 @@ def read_questions(path: Path) -> list[Question]:
     """
     try:
         if path.stat().st_size > limits.MAX_FILE_BYTES:
-            raise UsageError(f"{path}: it has more than {limits.MAX_FILE_BYTES:,} bytes. Leave some questions out.")
+            most = limits.format_count(limits.MAX_FILE_BYTES)
+            raise UsageError(f"{path}: it has more than {most} bytes. Leave some questions out.")
         lines = path.read_text("utf-8-sig").splitlines()
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}. Give a file of JSON lines.") from e

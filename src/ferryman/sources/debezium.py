@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ferryman.document import json_error
 from ferryman.errors import BadDocument
 from ferryman.sources.base import id_of_columns
 
@@ -69,7 +70,7 @@ def _payload(data: bytes, what: str) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise BadDocument(f"the {what} is not JSON: {e}") from e
+        raise BadDocument(f"the {what} is not JSON: {json_error(data, e)}") from e
     if isinstance(found, dict) and found.keys() == {"schema", "payload"}:
         found = found["payload"]
     if not isinstance(found, dict):

@@ -228,7 +228,8 @@ class _Pages:
         if len(text) > STATE_CHARACTERS:
             part, size = _largest_part(self._json, self._state)
             raise Misconfigured(
-                f"the state of the resource {self._resource.name} has grown to {len(text):,} bytes, {size:,} of them "
+                f"the state of the resource {self._resource.name} has grown to "
+                f"{limits.format_count(len(text))} bytes, {limits.format_count(size)} of them "
                 f"in {part}: limit what it keeps there. Of an incremental, give it a primary key, or a finer cursor."
             )
         return text

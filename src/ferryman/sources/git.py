@@ -275,7 +275,7 @@ class Git(Source):
             self._reader = BlobReader(repository)
             content = self._reader.read(blob)
         if content is None:
-            raise TransientError(f"{self!r}: blob {blob} of commit {commit[:12]} cannot be had")
+            raise TransientError(f"{self!r}: blob {blob} of commit {commit[:12]} cannot be fetched")
         return content
 
     @property

@@ -433,7 +433,7 @@ class OpenSearch(IndexSource):
         if answered < asked:  # a shard that no node has counts as neither
             raise Unavailable(f"{self.place()}: {asked - answered} of {asked} shards did not answer: no node has them")
         if answer.get("timed_out"):
-            raise Unavailable(f"{self.place()}: its answer is partial, for its time was not enough")
+            raise Unavailable(f"{self.place()}: its answer is partial: its time limit was too short")
 
 
 class Elasticsearch(OpenSearch):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from ferryman.document import Document, content_version
+from ferryman.document import Document, content_version, json_error
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError, describe
 from ferryman.net.kafka import COMMIT_S, OPEN_TRANSACTION_S, Cluster, Topic, check_topic, missing_package
 from ferryman.sources import debezium
@@ -367,9 +367,9 @@ class Kafka(Log):
         try:
             fields = msgspec.json.decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-            raise BadDocument(f"the value is not JSON: {e}. Give the source a format=") from e
+            raise BadDocument(f"the value is not JSON: {json_error(value, e)}. Give the source a format=") from e
         if not isinstance(fields, dict):
-            raise BadDocument(f"the value is JSON, but no object: {value[:40]!r}. Give the source a format=")
+            raise BadDocument(f"the value is JSON, but not an object: {value[:40]!r}. Give the source a format=")
         return fields, None
 
 

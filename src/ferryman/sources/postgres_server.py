@@ -133,7 +133,7 @@ class RowsOfTable:
             try:
                 fields[name] = _field_value(load, value)
             except (TypeError, RecursionError) as e:
-                return Listed(id, 0, refused=f"{id}: column {name!r} holds {e}, for which JSON has nothing")
+                return Listed(id, 0, refused=f"{id}: column {name!r} holds {e}, which JSON cannot hold")
         return Document.of(id, fields)
 
 

@@ -488,7 +488,7 @@ class JsonLines(Records):
         try:
             value = _decode(line)
         except (ValueError, RecursionError) as e:
-            return RecordRow(name, number, {}, refused=f"no JSON: {json_error(line, e)}")
+            return RecordRow(name, number, {}, refused=f"not JSON: {json_error(line, e)}")
         if not isinstance(value, dict):
             return RecordRow(name, number, {}, refused=f"{_KINDS.get(type(value), 'a number')}, not a JSON object")
         id = None

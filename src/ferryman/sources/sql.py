@@ -263,7 +263,7 @@ class Sql(Source):
             except RecursionError:
                 return Listed(id, 0, refused=f"{id}: column {name!r} holds JSON that is nested too deep.")
             except TypeError as e:
-                what = "content is text or binary" if name == self.content else "JSON has nothing for it"
+                what = "content is text or binary" if name == self.content else "JSON cannot hold it"
                 return Listed(id, 0, refused=f"{id}: column {name!r} holds {e}: {what}. Cast it in the query.")
         return Document.of(id, fields, raw)
 

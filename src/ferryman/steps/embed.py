@@ -167,7 +167,8 @@ class embed_text(StepWithDefaults):
             raise bad_field(doc, self.field, f"holds {why}") if self.field else BadDocument(f"{doc.id}: it has {why}")
         if len(text) > self.max_characters:
             why = (
-                f"{len(text):,} characters, and one vector is made of {self.max_characters:,} at most. Split it in a "
+                f"{limits.format_count(len(text))} characters, and one vector is made of "
+                f"{limits.format_count(self.max_characters)} at most. Split it in a "
                 "step before: split_text(by='tokens')."
             )
             raise bad_field(doc, self.field, f"holds {why}") if self.field else BadDocument(f"{doc.id}: it has {why}")

@@ -516,7 +516,7 @@ def open_folder(
             drives.check_url(text)
             return DriveFolder(text, options)
         if options and not protocol:
-            raise ValueError("storage_options are for drives; object stores are told by the environment (AWS_…)")
+            raise ValueError("storage_options are for drives; set those of an object store in the environment (AWS_…)")
         try:
             return ObjectFolder(text)
         except UsageError:

@@ -146,7 +146,7 @@ def test_a_document_that_is_too_large_is_rejected_alone(trial: PlanWorld, monkey
         "d": ["ERROR_DOC"],
     }
     [event] = trial.history("b")
-    assert "its raw bytes are too large: 5,100 bytes, and a document holds 5,000 at most" in event["message"]
+    assert "its raw bytes are too large: 5 100 bytes, and a document holds 5 000 at most" in event["message"]
     trial.put("b", text="x" * 5)
     trial.drop("a", "d")
     trial.run()

@@ -185,7 +185,7 @@ def test_a_destination_that_is_not_in_the_plan_any_more(place: Path) -> None:
     watch = Watch()
     summary = run_plan(plan, place / "state", observer=watch, wait=0, checked=False)
     assert summary.exit == 4
-    assert any("destination old is not in the plan any more, 1 rows wait for it" in m for m in watch.messages)
+    assert any("destination old is not in the plan any more, 1 row waits for it" in m for m in watch.messages)
 
 
 # --- hanging --------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_stale_deliveries_are_counted_and_told_and_can_be_sent_once_more(
     anew.put("a", text="three")
     out.mute = False
     summary = anew.build(out=out).run()
-    assert any("1 deliveries were stale" in m for m in summary.messages)
+    assert any("1 delivery was stale" in m for m in summary.messages)
     assert any("holds deliveries newer than this state" in m for m in summary.messages)
     anew.retry(force=True)
     assert not any("stale" in m for m in anew.run().messages)

@@ -84,7 +84,7 @@ def test_a_refused_export_holds_its_key_alone(place: Path, kind: str) -> None:
     rows = account.deliveries(held.root, status="pending", plan=held.plan)
     assert [row["document"] for row in rows] == ["a", "a"]
     assert all("waits for an earlier export of its key, a, which" in row["message"] for row in rows)
-    assert any("2 exports wait for earlier ones of their keys" in message for message in summary.messages)
+    assert any("2 exports wait for earlier ones of the same key" in message for message in summary.messages)
     before = held.run()
     assert before.waves == 0
     gate.refuse_only()
@@ -126,7 +126,7 @@ def test_what_a_step_cannot_take_holds_its_key_alone(place: Path, error: type[Ex
     rows = account.deliveries(held.root, status="pending", plan=held.plan)
     assert sorted(row["document"] for row in rows) == ["a", "a", "b"]
     assert all("waits for an earlier export of its key" in row["message"] for row in rows)
-    assert any("3 exports wait for earlier ones of their keys" in message for message in summary.messages)
+    assert any("3 exports wait for earlier ones of the same key" in message for message in summary.messages)
     assert held.run().waves == 0
     hurdle.refuse_only(("a", 4))
     retry(held.plan, state=held.state)

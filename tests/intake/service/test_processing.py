@@ -184,7 +184,7 @@ def test_a_job_whose_files_are_not_here(intake: Place) -> None:
         job.set_status(state)
     intake.serve()
     assert job.status == "Failed"
-    assert "names no list of files" in job.message
+    assert "does not name a list of files" in job.message
     assert batch.status == "Failed"
 
 

@@ -553,7 +553,7 @@ def restore(
     """
     try:
         data = json_text.loads(file.read_text("utf-8"))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise UsageError(f"{file}: this is not JSON ({e}). Give a file that `ferryman intake dump` wrote.") from None
     with open_queue(queue) as job_queue:
         job_queue.restore(data)

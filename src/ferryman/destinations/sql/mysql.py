@@ -41,7 +41,7 @@ from ferryman.destinations.sql.layout import TOMBSTONES, ColumnTypes, Layout
 from ferryman.destinations.stored import Stored, slices
 from ferryman.destinations.vectors import VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable
-from ferryman.limits import MIB
+from ferryman.limits import MIB, format_count
 from ferryman.net import databases
 from ferryman.net.faults import database_fault
 
@@ -207,8 +207,8 @@ class MySqlWriter(dialect.Writer):
         if len(text) >= self._packet_bytes:
             if len(rows) == 1:
                 raise PermanentError(
-                    f"a row of {len(text):,} bytes is larger than what the server takes (max_allowed_packet="
-                    f"{self._packet_bytes}). Shorten it in a step, or raise max_allowed_packet."
+                    f"a row of {format_count(len(text))} bytes is larger than what the server takes "
+                    f"(max_allowed_packet={self._packet_bytes}). Shorten it in a step, or raise max_allowed_packet."
                 )
             middle = len(rows) // 2
             self._send(cursor, statement, rows[:middle], end)

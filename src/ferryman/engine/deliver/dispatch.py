@@ -37,7 +37,7 @@ from ferryman.errors import (
     message_of,
     unless_interrupt,
 )
-from ferryman.observe import Chunk
+from ferryman.observe import Chunk, plural
 from ferryman.plan import (
     DestinationNode,
     KeyedNode,
@@ -162,8 +162,9 @@ class Dispatcher:
             yield f"{self.breakers.label(name)}: {breaker.why}. Its documents are kept: {remedy}."
         for name in self._nodes:
             if behind := self._heads.behind(name):
+                waiting = plural(behind, "export waits", "exports wait")
                 yield (
-                    f"destination {name}: {behind} exports wait for earlier ones of their keys, which failed, were "
+                    f"destination {name}: {waiting} for earlier ones of the same key, which failed, were "
                     "rejected, or are in doubt: `ferryman deliveries PLAN` names them; retry or resolve those."
                 )
         unknown: Counter[str] = Counter()
@@ -171,9 +172,8 @@ class Dispatcher:
             if (name := file.partition["destination"]) not in self._nodes and pending_rows(file):
                 unknown[name] += pending_rows(file)
         for name, rows in unknown.items():
-            yield (
-                f"destination {name} is not in the plan any more, {rows} rows wait for it: put it back under this name."
-            )
+            waiting = plural(rows, "row waits", "rows wait")
+            yield f"destination {name} is not in the plan any more, {waiting} for it: put it back under this name."
 
     def maintain(self) -> Iterator[str]:
         """Have the destinations do what is better done once than with each chunk; yield a line about each thing that
@@ -443,7 +443,7 @@ _RAISED_TEXT: Final = (
     "clock, or another plan writes there. What is delivered from now on counts as newer."
 )
 _STALE_TEXT: Final = (
-    "destination {name}: {count} deliveries were stale: it has something newer under their ids and kept it. After a "
+    "destination {name}: {deliveries} stale: it has something newer under their ids and kept it. After a "
     "kill this is expected. Otherwise another plan writes there, or this state was created again while the clock "
     "was behind: `ferryman retry PLAN --force --destination {name}` sends everything once more."
 )
@@ -490,7 +490,7 @@ class SequenceGuard:
         """Report stale deliveries since the last report; return whether the next sequence was raised, which a commit
         must record."""
         for name, count in self._stale.items():
-            self._report(_STALE_TEXT.format(name=name, count=count))
+            self._report(_STALE_TEXT.format(name=name, deliveries=plural(count, "delivery was", "deliveries were")))
         self._stale.clear()
         return self._raise_sequences()
 

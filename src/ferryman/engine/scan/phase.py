@@ -28,6 +28,7 @@ from ferryman.engine.summary import describe_listing
 from ferryman.engine.tasks import Reason, RowRange, TaskSplit, WaveBatch, link_files
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.reader import listed_document, read_listed, unread_version, version_of
+from ferryman.limits import format_count
 from ferryman.observe import WARNING
 from ferryman.plan import conflicting_sources, find_source
 from ferryman.records.rows import DOCUMENTS, now_us
@@ -318,8 +319,9 @@ def too_many(source: str, folder: str, missing: int, known: int, share: float, o
     """Return why deletes wait for an operator, and how to allow them."""
     where = f"source {source}, folder {folder}" if folder else f"source {source}"
     return (
-        f"{where}: {missing} of {known} documents are missing, more than max_deleted={share:g} allows. They were not "
-        f"deleted; everything else continues. If they were removed on purpose, run again with --allow-deletes{option}."
+        f"{where}: {format_count(missing)} of {format_count(known)} documents are missing, more than "
+        f"max_deleted={share:g} allows. They were not deleted; everything else continues. If they "
+        f"were removed on purpose, run again with --allow-deletes{option}."
     )
 
 

@@ -231,7 +231,7 @@ class Stager:
             published = Published(doc.id[len(origin) :], end[1], end[0], content)
             self._published.append(published)
             if content and self._published_before.contains(published):
-                self._add_event(doc, end, branches, Status.INDEXED, "unchanged: it is there as it is", 0)
+                self._add_event(doc, end, branches, Status.INDEXED, "unchanged: the destination already has it", 0)
                 return
         published = self._outbox.upsert(self._block, self._i, doc, end, branches, fields, earlier)
         if not child:

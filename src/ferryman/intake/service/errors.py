@@ -49,7 +49,7 @@ class TurnFailed(FerrymanError):
     def __str__(self) -> str:
         if len(self.jobs) == 1:
             return f"{self.jobs[0]}: failed in Processing: {self.why}"
-        return f"a turn of {len(self.jobs)} jobs: {self.why}. Each has a turn of its own until that is found"
+        return f"a turn of {len(self.jobs)} jobs: {self.why}. Each gets a turn of its own until the cause is found"
 
 
 class ChildDied(FerrymanError):
