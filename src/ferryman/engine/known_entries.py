@@ -1,4 +1,4 @@
-"""What ``documents`` says of the entries of logs whose entries are versions of documents.
+"""Look-ups in ``documents``, for entries of logs that are versions of documents.
 
 Other sources are listed, and the driver compares the listing with ``documents``. A log is not listed: which documents a
 task gets shows when it reads. So the driver sorts each file of ``documents`` by hash, once a run, into the scratch
@@ -23,8 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.engine.tasks import IndexedFile, KnownFiles, add_unconfirmed
-from ferryman.engine.transform.block import NOTHING_KNOWN, KnownDocument
+from ferryman.engine.tasks import NOTHING_KNOWN, IndexedFile, KnownDocument, KnownFiles, add_unconfirmed
 from ferryman.records.families import Published, encode_published
 from ferryman.state.state import State
 from ferryman.storage.files import (
@@ -204,7 +203,7 @@ def _hash_rows(sources: pa.ChunkedArray, ids: pa.ChunkedArray) -> _Array:
 # In a task.
 
 
-class _Index:
+class _OpenIndex:
     """The index of one file, open in a task."""
 
     def __init__(self, file: IndexedFile) -> None:
@@ -243,8 +242,8 @@ class KnownEntries:
 
     def __init__(self, files: KnownFiles, source: str) -> None:
         self._source = source
-        self._documents = [_Index(file) for file in files.documents]
-        self._outbox = [_Index(file) for file in files.outbox]
+        self._documents = [_OpenIndex(file) for file in files.documents]
+        self._outbox = [_OpenIndex(file) for file in files.outbox]
         self.hashes: list[_Array] = []
 
     def look_up(self, ids: Sequence[str]) -> list[KnownDocument] | None:
@@ -292,7 +291,7 @@ class KnownEntries:
             found[i] = known._replace(given=given or "")
 
 
-def _known_of(index: _Index, at: _Array) -> Iterator[KnownDocument]:
+def _known_of(index: _OpenIndex, at: _Array) -> Iterator[KnownDocument]:
     """Yield what is known of the documents at these positions of an index."""
     rows = index.rows[at]
     stored = _read_documents(index.file.path, rows["row"][rows["text"] == _READ])
@@ -319,7 +318,7 @@ def _read_documents(path: str, rows: _Array) -> dict[int, KnownDocument]:
     }
 
 
-def _waiting_rows(index: _Index, wanted: _Array, source: str) -> Iterator[dict[str, Any]]:
+def _waiting_rows(index: _OpenIndex, wanted: _Array, source: str) -> Iterator[dict[str, Any]]:
     if not len(rows := index.find_all(wanted)):
         return
     with RowGroups(index.file.path, _WAITING, verified=True) as groups:

@@ -18,7 +18,14 @@ import pyarrow.compute as pc
 from ferryman import limits
 from ferryman.plan import Plan, logs_read
 from ferryman.plan.paths import destinations_of_sources
-from ferryman.records.families import STALE, Published, decode_published, encode_published
+from ferryman.records.families import (
+    STALE,
+    FailedMember,
+    Published,
+    decode_failures,
+    decode_published,
+    encode_published,
+)
 from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, events, hasher, table_of
 from ferryman.sources.log import Log, Piece
 from ferryman.sources.log_rows import ROWS
@@ -252,6 +259,29 @@ _LOG_COLUMNS = [name for name in ROWS.names if name not in COMPARED.names]
 """Columns that a log's rows have in addition to those of ``COMPARED``."""
 
 _KNOWN_NAMES = COMPARED.names[COMPARED.names.index("known_version") :]
+
+
+class KnownDocument(NamedTuple):
+    """A document's row in ``documents``; every value is None if it has none."""
+
+    version: str
+    revision: int
+    fingerprint: str
+    operation: str
+    given: str
+    due: int | None
+    failed: str | None
+    held: str | None
+    again: int | None
+
+    @property
+    def failures(self) -> list[FailedMember]:
+        """Return the failures at its steps."""
+        return decode_failures(self.failed)
+
+
+NOTHING_KNOWN: Final = KnownDocument(*[None] * len(KnownDocument._fields))  # type: ignore[arg-type]
+"""Stands for a document that has no row."""
 
 
 class IndexedFile(NamedTuple):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.engine.tasks import Reason
-from ferryman.records.families import FailedMember, decode_failures, decode_held
+from ferryman.engine.tasks import NOTHING_KNOWN, KnownDocument, Reason
+from ferryman.records.families import FailedMember, decode_held
 from ferryman.records.keys import export_name
 from ferryman.storage.parquet import column_values
 
@@ -24,29 +24,6 @@ KNOWN_COLUMNS: Final = [
     "held",
     "again",
 ]
-
-
-class KnownDocument(NamedTuple):
-    """A document's row in ``documents``; every value is None if it has none."""
-
-    version: str
-    revision: int
-    fingerprint: str
-    operation: str
-    given: str
-    due: int | None
-    failed: str | None
-    held: str | None
-    again: int | None
-
-    @property
-    def failures(self) -> list[FailedMember]:
-        """Return the failures at its steps."""
-        return decode_failures(self.failed)
-
-
-NOTHING_KNOWN: Final = KnownDocument(*[None] * len(KnownDocument._fields))  # type: ignore[arg-type]
-"""Stands for a document that has no row."""
 
 
 class Block:

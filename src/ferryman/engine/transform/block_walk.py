@@ -68,6 +68,7 @@ class BlockWalk:
     def __init__(self, walk: Walk, stager: Stager, live: ProgressWriter) -> None:
         self._walk = walk
         self._stager = stager
+        self._carries = stager.carries
         self._live = live
         self.first_node = PathNode(walk.source, PlanPath(), walk, stager).next
         self._is_timed = False
@@ -130,7 +131,7 @@ class BlockWalk:
             return False
         buffers = [each.buffer for each in destinations]
         published = encode_published([buffer.given for buffer in buffers])
-        if self._stager.carries or any(before and before != published for before in block.published):
+        if self._carries or any(before and before != published for before in block.published):
             return False  # something of the version before may have to be deleted
         if not node.health.steady:
             node.health.note_return()
@@ -160,7 +161,8 @@ class BlockWalk:
     def _stage(self, block: Block, i: int, doc: Document, fallback: Fallback | None) -> None:
         """Stage the outcome of the document's walk."""
         self._walk.call_scope.step = ""
-        self._stager.begin_version(i)
+        if self._carries:
+            self._stager.begin_version(i)
         if fallback is None:
             buffers = tuple([buffer for buffer, _, _ in self._deliveries])
             if (published := self._published.get(buffers)) is None:

@@ -14,7 +14,8 @@ import pyarrow as pa
 from ferryman import crash, limits
 from ferryman.document import Document, Operation
 from ferryman.engine.results import OutboxSavepoint
-from ferryman.engine.transform.block import Block, KnownDocument
+from ferryman.engine.tasks import KnownDocument
+from ferryman.engine.transform.block import Block
 from ferryman.records.families import (
     FailedMember,
     MissingDelivery,

@@ -14,8 +14,8 @@ from ferryman.document import Document, Operation, RereadRequest, encode_fields
 from ferryman.engine.results import TRANSIENT, Attempts, ErrorKind, NodeError, NodeReport, Savepoint, Staged
 from ferryman.engine.retries import draw_due_us, judge_failure
 from ferryman.engine.runner.child import exit_if_forked
-from ferryman.engine.tasks import Reason
-from ferryman.engine.transform.block import Block, KnownDocument
+from ferryman.engine.tasks import KnownDocument, Reason
+from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.reconcile import FamilyOutcome, reconcile
