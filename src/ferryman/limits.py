@@ -458,6 +458,11 @@ COUNTED_EVENTS: Final = 1_000_000
 """Number of events from which on a run stores the counts that ``status`` shows: as many are counted in two seconds on
 request."""
 
+SNAPSHOT_SHARE: Final = 4
+"""Divisor of the rows of a snapshot that counts begin with: once there are so many newer events, the next one is
+written. A row is written about five times while a state doubles, and counting reads at most a quarter more than it has
+to."""
+
 COUNTING_SHARE: Final = 20
 """Divisor of an endless run's time: at most this part of it is spent on counting."""
 

@@ -163,7 +163,7 @@ class _PartitionedCount:
         self._pending = self._ended_twice = self._missing = 0
         self._unread = False
         self._salt = ""
-        """What is hashed before the names of families; empty: they are hashed for this process only."""
+        """Text hashed before the names of families; empty: they are hashed for this process only."""
         if tables.snapshot is not None:
             self._salt = tables.snapshot.salt
             self._ended_twice = tables.snapshot.ended_twice

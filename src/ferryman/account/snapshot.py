@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ferryman import crash
+from ferryman import crash, limits
 from ferryman.errors import StateDamaged
 from ferryman.records.rows import Status
 from ferryman.state.maintenance import Columns
@@ -54,10 +54,6 @@ not a delivery: it says up to which revision a family was counted, or that a del
 
 NO_EVENT: Final = -1
 """Destination of a row that is not a delivery."""
-
-_SHARE: Final = 4
-"""Divisor of a snapshot's rows: once there are so many newer events, the next one is written. A row is written about
-five times while a state doubles, and counting reads at most a quarter more than it has to."""
 
 
 class SnapshotUnusable(Exception):
@@ -134,7 +130,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     def is_outgrown(self, newer: int) -> bool:
         """Return whether there are so many newer events that another snapshot is due."""
-        return newer * _SHARE >= self.rows
+        return newer * limits.SNAPSHOT_SHARE >= self.rows
 
     def read(self, root: StatePath, destinations: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows, few in memory at a time.
