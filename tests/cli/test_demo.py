@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,9 +118,15 @@ def test_preparing_refuses_a_file(tmp_path: Path) -> None:
 
 
 def test_questions_are_answered_by_meaning_that_words_do_not_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of the demo's three: nothing has its words, and the module that a person means comes first, or second."""
+    """Each of the demo's three: nothing has its words, and the module that a person means comes first, or second.
+    Nothing is asked of the network."""
+
+    def refuse(_socket: socket.socket, address: Any) -> None:
+        raise AssertionError(f"connects to {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
     pytest.importorskip("wordllama")
     pytest.importorskip("sqlite_vec")
     start.prepare(tmp_path, vectors=True)

@@ -306,7 +306,7 @@ def check_shape(job: Job, plan: Any, summary: wave.Summary | None) -> None:
         account.status(where, plan)["destinations"],
         msgspec.json.decode((root / "reference.json").read_bytes()),
     )
-    for older in (root / "state").iterdir():
+    for older in (root / "state").glob("*-v*"):
         if older != where:
             old = plan_of(older)
             assert account.status(older, old)["balanced"]

@@ -50,11 +50,11 @@ WHERE = {
     "streamed": ("transform.outbox", "transform.staged"),
     "hung": ("deliver.", "settle.closed", "wave.logged"),
     "doubted": ("deliver.", "settle.", "outbox."),
-    **dict.fromkeys(("blocks", "columns", "flights"), ()),
+    **dict.fromkeys(("blocks", "bought", "columns", "flights"), ()),
 }
 """Shapes whose cases take longer, or differ from others in what a task does only: the points of their turns, in CI."""
 
-ALWAYS = {"flights": "transform.staged", "held": "deliver.done", "released": "settle.closed"}
+ALWAYS = {"bought": "wave.synced", "flights": "transform.staged", "held": "deliver.done", "released": "settle.closed"}
 """Shapes that are tried at one point each time, whose turn it is or not."""
 
 

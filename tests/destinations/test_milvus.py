@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import SkipTest
 
 import pytest
 
 from ferryman.destinations import Delivery, Destination, Milvus
 from ferryman.destinations.vectors import Declaration, VectorDestination
+from ferryman.errors import Misconfigured
 from ferryman.testing.destinations import delete, delivery
 from ferryman.testing.proxy import ProxyFault
 from ferryman.testing.servers import ServerSuite
@@ -84,3 +86,21 @@ class TestVectors(VectorSuite):
 
     def destination(self, folder: Path, vectors: Declaration) -> VectorDestination:
         return Milvus(self.url, collection(folder), vectors)
+
+
+def test_a_server_that_keeps_no_missing_values_is_refused(
+    server: Callable[[str], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Milvus 2.3 makes such a collection without a word, and would refuse each delete as its document's fault."""
+    describe = pymilvus.MilvusClient.describe_collection
+
+    def describe_as_2_3_does(*args: Any, **options: Any) -> dict[str, Any]:
+        found = describe(*args, **options)
+        fields = [{name: value for name, value in field.items() if name != "nullable"} for field in found["fields"]]
+        return {**found, "fields": fields}
+
+    destination = Milvus(server("milvus").url, collection(tmp_path), {"vector": 4})
+    destination.check()
+    monkeypatch.setattr(pymilvus.MilvusClient, "describe_collection", describe_as_2_3_does)
+    with pytest.raises(Misconfigured, match=r"2\.5"):
+        destination.check()

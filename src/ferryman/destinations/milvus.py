@@ -97,6 +97,8 @@ class Milvus(VectorServer):
     ``ferryman verify`` sees whether somebody has changed the entity). ``filters`` and ``vectors`` are lists of text for
     the questions of ``ferryman search``.
 
+    The server must be Milvus 2.5 or later, or Milvus Lite as one.
+
     **At-least-once.** Milvus has no conditional write. What it has of a chunk's ids is read first; what is newer is
     left as it is, and a repeated delivery changes nothing. Between that and the upsert another writer may come, which a
     plan has only in the moments after a kill.
@@ -247,6 +249,11 @@ class Milvus(VectorServer):
             raise Misconfigured(
                 f"{self.target()}: the collection was not made by Ferryman: it has no field {missing[0]!r}. Name "
                 "another collection."
+            )
+        if not there["text"].get("nullable"):
+            raise Misconfigured(
+                f"{self.target()}: the collection has no fields without a value, which a delete leaves: it was made by "
+                "a server before Milvus 2.5. Drop it, and use a later server."
             )
         for name, field in self.vectors.items():
             if name not in there:

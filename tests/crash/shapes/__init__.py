@@ -25,9 +25,11 @@ from tests.crash.shapes.routes import build_join, build_rejoin, expected_join, e
 from tests.crash.shapes.shape import MIXED, Shape
 from tests.crash.shapes.together import (
     build_blocks,
+    build_bought,
     build_columns,
     build_flights,
     expected_blocks,
+    expected_bought,
     expected_columns,
     expected_flights,
 )
@@ -76,6 +78,7 @@ SHAPES: dict[str, Shape] = {
     ),
     "streamed": Shape(2, build_streamed, expected_streamed),
     "blocks": Shape(2, build_blocks, expected_blocks, left=3, wave_bytes=42),
+    "bought": Shape(2, build_bought, expected_bought, left=3, wave_bytes=30),
     "columns": Shape(2, build_columns, expected_columns, wave_bytes=42),
     "flights": Shape(2, build_flights, expected_flights, left=3, wave_bytes=30),
     "deadly": Shape(1, build_deadly, expected_deadly, left=3, failures=1, wave_bytes=1 << 30),

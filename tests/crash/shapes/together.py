@@ -17,6 +17,7 @@ import pyarrow as pa
 from ferryman.document import Document
 from ferryman.errors import PermanentError, TransientError
 from ferryman.plan import Plan
+from ferryman.remembered import Remember
 from ferryman.routers import Duplicate
 from tests.crash.shapes.shape import (
     BATCH,
@@ -129,6 +130,61 @@ def _expected_new(marks: str, never: set[str]) -> dict[str, Arrived]:
     first = with_mark(NEW[0], marks)
     changed = {i: t for i, t in NEW[1].items() if NEW[0].get(i) != t and i not in never}
     return {name: upserts(first, with_mark(changed, marks), route=name) + deletes(["y"], route=name) for name in THREE}
+
+
+# -- a step that remembers ---------------------------------------------------------------------------------------------
+
+KILLS = ("killed", "killed-before")
+"""Files in the folder of a case that are there once it was killed."""
+
+
+def paid(root: Path, docs: list[Document]) -> list[Any]:
+    """Ask a service that is paid for each text: it refuses "never", and each that was paid for already, but for calls
+    that may have been under way at a kill."""
+    kills = sum((root / name).exists() for name in KILLS)
+    answers: list[Any] = []
+    for doc in docs:
+        text = doc["words"]
+        with (root / f"paid.{text.replace(' ', '_')}").open("ab") as file:
+            file.write(b".")
+            paid_again = file.tell() > 1 + kills
+        doc["answer"] = text[::-1]
+        answers.append(PermanentError(f"{text} is refused") if paid_again or text == "never" else doc)
+    return answers
+
+
+def show_answer(doc: Document) -> Document:
+    """Append the answer to the content."""
+    return marked(doc, f"/{doc['answer']}")
+
+
+def name_words(doc: Document) -> Document:
+    """Have the content in a field, for the step that remembers reads fields only."""
+    doc["words"] = doc.text()
+    return doc
+
+
+BOUGHT = [
+    {"a": "one two", "b": "three", "c": "gone", "d": "one two"},
+    {"a": "one four", "b": "three", "d": "one two", "e": "one four", "f": "gone", "h": "never", "n02": "five"},
+]
+"""In the second stage two documents have a text that is new, and one has that of a document that is gone; one is
+refused for good, and one is delivered at its second attempt."""
+
+
+def build_bought(root: Path, stage: int, guarantee: Callable[[int], str]) -> Plan:
+    plan = Plan("bought", version=1)
+    remember = Remember("v1", reads=["words"], writes=["answer"])
+    read = source(plan, "docs", BOUGHT[stage]).step("name", name_words)
+    asked = read.step("paid", partial(paid, root), batch=2, remember=remember)
+    _three_of(asked.step("show", show_answer), root, guarantee)
+    return plan
+
+
+def expected_bought() -> dict[str, Arrived]:
+    first, now = ({i: f"{t}/{t[::-1]}" for i, t in corpus.items()} for corpus in BOUGHT)
+    changed = {i: t for i, t in now.items() if first.get(i) != t and i != "h"}
+    return {name: upserts(first, changed, route=name) + deletes(["c"], route=name) for name in THREE}
 
 
 # -- anywhere: a task walks many documents at once ---------------------------------------------------------------------
