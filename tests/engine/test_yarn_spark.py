@@ -183,7 +183,8 @@ def test_files_change_and_an_executor_is_killed(corpus: Corpus) -> None:
 
 
 @pytest.mark.slow
-def test_the_application_master_and_the_driver_are_killed(corpus: Corpus, second_node: YarnNode) -> None:
+@pytest.mark.usefixtures("second_node")
+def test_the_application_master_and_the_driver_are_killed(corpus: Corpus) -> None:
     """Each run of them changes and deletes, and so does the one that follows."""
     code, said = corpus.run_killing(kill_application_master)
     assert code in (0, 1), said
