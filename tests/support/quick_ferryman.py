@@ -30,6 +30,9 @@ LOADED = (
     "typer.core",
 )
 
+LOADED_IF_THERE = ("typer._adapters",)
+"""What some versions of a library load when a command is parsed: a quarter of a command's CPU."""
+
 
 def command(path: str, args: list[str]) -> int:
     """Have it done by the server: our arguments, folder, environment and streams. If we are killed, so is it."""
@@ -44,6 +47,9 @@ def serve(path: str) -> None:
     """Answer commands until we are killed."""
     for name in LOADED:  # before the first fork
         importlib.import_module(name)
+    for name in LOADED_IF_THERE:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     from ferryman.cli.app import root_command
     from ferryman.engine import driver
     from ferryman.engine.runner import fork_server
