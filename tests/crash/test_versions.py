@@ -24,7 +24,7 @@ MORE = {f"{point}:{n}": POINTS[point] for point in ("transform.staged", "wave.lo
 
 CASES = [
     (point, guarantee)
-    for point, who in {**POINTS, **MORE}.items()
+    for point in {**POINTS, **MORE}
     for guarantee in GUARANTEES
     if not point.startswith(ELSEWHERE)
     and (not point.startswith(("deliver.claimed", "deliver.noted")) or guarantee != "exactly-once")
