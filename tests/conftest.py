@@ -124,8 +124,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make no tests of the thousands of slow cases that would be deselected."""
     expression = metafunc.config.option.markexpr
     if expression.startswith("not slow") and " or " not in expression:
-        left = [call for call in metafunc._calls if all(mark.name != "slow" for mark in call.marks)]
-        metafunc._calls = left or metafunc._calls[:1]  # without a call it would be a test without parameters
+        calls = metafunc._calls
+        left = [call for call in calls if all(mark.name != "slow" for mark in call.marks)]
+        calls[:] = left or calls[:1]  # without a call it would be a test without parameters
 
 
 def pytest_collection_finish() -> None:
