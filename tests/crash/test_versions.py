@@ -16,11 +16,11 @@ from tests.support.zygote import Zygote
 
 ELSEWHERE = (
     *("create.", "plan.", "version.", "command.", "scan.", "deliver.hung", "settle.repair", "outdated.", "sweep."),
-    *("recover.", "compact."),
+    *("recover.", "compact.", "checkpoint.", "counted.", "notify."),
 )
 """Of a new state, of other sources, of operators, and between waves: what they leave does not depend on the log."""
 
-MORE = {f"{point}:{n}": POINTS[point] for point in ("transform.staged", "wave.logged", "deliver.sent") for n in (2, 3)}
+MORE = {f"{point}:{n}": POINTS[point] for point in ("wave.logged", "deliver.sent") for n in (2, 3)}
 
 CASES = [
     (point, guarantee)
