@@ -25,7 +25,7 @@ def test_contents_are_what_they_were(values: list[bytes | None]) -> None:
 
 def test_contents_of_many_bytes_take_the_longer_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """An array has offsets of 32 bits."""
-    monkeypatch.setattr(rows, "_BINARY_BYTES", 7)
+    monkeypatch.setattr(rows, "BINARY_BYTES", 7)
     assert rows.binary_array([b"abcd", b"efgh"]).to_pylist() == [b"abcd", b"efgh"]
     assert rows.binary_array([b"abcd", b"efg"]).to_pylist() == [b"abcd", b"efg"]
 
@@ -65,5 +65,5 @@ def test_what_cannot_be_stored_is_refused(values: list[Any], kind: pa.DataType) 
 
 def test_texts_of_many_bytes_take_the_longer_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """An array has offsets of 32 bits."""
-    monkeypatch.setattr(rows, "_BINARY_BYTES", 3)
+    monkeypatch.setattr(rows, "BINARY_BYTES", 3)
     assert rows.array_of(["ab", "cd"], pa.string()).to_pylist() == ["ab", "cd"]

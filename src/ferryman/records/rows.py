@@ -188,7 +188,7 @@ ORDINAL_STEPS: Final = 1
 ORDINAL_SENT: Final = 2
 """Order of the events of one wave: first operator commands, then results of steps, then results of sending."""
 
-_BINARY_BYTES: Final = (1 << 31) - 1
+BINARY_BYTES: Final = (1 << 31) - 1
 """Largest total size of the values in a binary array, which has offsets of 32 bits."""
 
 EVENT_OF_ROW: Final = (
@@ -233,7 +233,7 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         contents = [b"" if value is None else value.encode() for value in values]
         offsets = np.zeros(n + 1, np.int64)
         np.cumsum(np.fromiter(map(len, contents), np.int64, n), out=offsets[1:])
-        if offsets[-1] <= _BINARY_BYTES:
+        if offsets[-1] <= BINARY_BYTES:
             valid = _bits(value is not None for value in values) if type(None) in types else None
             buffers = [valid, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(contents))]
             return pa.Array.from_buffers(kind, n, buffers)
@@ -255,7 +255,7 @@ def binary_array(values: Sequence[bytes | None]) -> pa.Array:
     if None not in values:
         contents = cast("Sequence[bytes]", values)
         ends = np.cumsum(np.fromiter(map(len, contents), np.int64, len(values)))
-        if len(values) and ends[-1] <= _BINARY_BYTES:
+        if len(values) and ends[-1] <= BINARY_BYTES:
             offsets = np.zeros(len(values) + 1, np.int32)
             offsets[1:] = ends
             buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(contents))]
