@@ -294,9 +294,8 @@ def cache_differs(root: StatePath, plan: Plan) -> bool:
     if (cached := _load_cached(root, plan, by_plan=False)) is None:
         return False
     status = _query(root, plan, lambda view: view.status(cached.reached))
-    from_snapshot = _count(root, plan, lambda view: view.status(cached.reached))
-    differs = not (status == cached.status == from_snapshot)
-    return differs and _load_cached(root, plan, by_plan=False) == cached
+    from_snapshot = status if cached.snapshot is None else _count(root, plan, lambda view: view.status(cached.reached))
+    return not (status == cached.status == from_snapshot) and _load_cached(root, plan, by_plan=False) == cached
 
 
 def deliveries(
