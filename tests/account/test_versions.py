@@ -160,7 +160,7 @@ def test_owed_rows_are_carried_over_with_their_hashes(many: Versions) -> None:
     dropped = [e for e in rows(root, "ledger") if e["status"] == "DROPPED" and e["destination"] == "old"]
     assert len(dropped) == 3
     assert dropped[0]["message"] == "plan version 2 continues from version 1: it has no old"
-    assert "3 rows for old were dropped" in summary.messages[0]
+    assert "dropped 3 rows for old, which" in summary.messages[0]
 
 
 def failing(doc: Document) -> Document:
