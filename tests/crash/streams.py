@@ -68,16 +68,18 @@ def split(doc: Document) -> list[Document] | Document | None:
     return [doc, doc.child("half", n=n)] if n % 5 == 0 else doc
 
 
-def expected(path: Path) -> tuple[dict[str, int], list[tuple[str, int]]]:
-    """Return what the rows of a stream come to: the newest number of each id, and all that was ever sent."""
-    rows = [msgspec.json.decode(line) for line in path.read_text().splitlines()]
-    sent = [
-        (id, row["n"])
-        for row in rows
-        if row["n"] % 7
-        for id in ([row["id"]] if row["n"] % 5 else [row["id"], f"{row['id']}#half"])
-    ]
-    return dict(sent), sorted(sent)
+def expected(path: Path) -> tuple[dict[str, int], set[tuple[str, int]]]:
+    """Return what the rows of a stream come to: number by id of what the newest version of each document is and makes,
+    and all that any version is and makes."""
+    newest: dict[str, int] = {}
+    made = set()
+    for row in map(msgspec.json.decode, path.read_text().splitlines()):
+        id, n = row["id"], row["n"]
+        newest = {each: number for each, number in newest.items() if each not in (id, f"{id}#half")}
+        ids = [] if n % 7 == 0 else [id, f"{id}#half"] if n % 5 == 0 else [id]
+        newest |= dict.fromkeys(ids, n)
+        made |= {(each, n) for each in ids}
+    return newest, made
 
 
 def work(job: Job) -> None:

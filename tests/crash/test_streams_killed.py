@@ -45,11 +45,13 @@ class Streamed:
                 file.write(json.dumps({"id": f"d{chance.randint(1, 30)}", "n": self.written}) + "\n")
 
     def check(self) -> None:
-        newest, sent = streams.expected(self.rows)
+        newest, made = streams.expected(self.rows)
         found = {id: int(n) for id, n in self.database.query("SELECT id, n FROM out")}
         assert found == newest
         query = "SELECT id, (fields::jsonb ->> 'n')::int FROM log WHERE operation = 'upsert'"
-        assert sorted(self.database.query(query)) == sent
+        sent = self.database.query(query)
+        assert len(set(sent)) == len(sent), "nothing is sent twice"
+        assert newest.items() <= set(sent) <= made, "a version that waits for a retry may be overtaken by a newer one"
 
 
 @pytest.mark.rule("stream.once")
