@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ferryman import account
-from ferryman.limits import format_count
-from ferryman.observe import plural
+from ferryman.limits import format_count, plural
 from ferryman.plan import Flow, Plan, SourceNode
 from ferryman.plan.picture import BoxCounts, box_name, svg
 from ferryman.state.state import IDENTITY

@@ -633,3 +633,8 @@ def per_second(rate: object) -> float:
 def format_count(number: float) -> str:
     """Format a whole number for reading, its digits in groups of three: ``1 200``."""
     return f"{int(number):,}".replace(",", " ")
+
+
+def plural(number: int, one: str, many: str) -> str:
+    """Format a number with its noun: ``1 delivery``, ``1 200 deliveries``."""
+    return f"{format_count(number)} {one if number == 1 else many}"

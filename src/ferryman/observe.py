@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TextIO
 
 from ferryman.errors import UsageError, single_stops
-from ferryman.limits import GIB, KIB, MIB, format_count
+from ferryman.limits import GIB, KIB, MIB, format_count, plural
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -36,11 +36,6 @@ width and those that change the direction of text are escaped: else a document's
 def one_line(text: object) -> str:
     """Return the whole text as one line, without control characters."""
     return str(text).strip("\r\n").rstrip().replace("\r\n", "\n").translate(CONTROL)
-
-
-def plural(number: int, one: str, many: str) -> str:
-    """Format a number with its noun: ``1 delivery``, ``1 200 deliveries``."""
-    return f"{format_count(number)} {one if number == 1 else many}"
 
 
 def format_size(size: int) -> str:

@@ -276,7 +276,7 @@ def test_a_word_while_a_run_holds_the_state_is_queued(mixed: PlanWorld) -> None:
     mixed.run(observer=watch, wait=0)
     assert mixed.counts() == {"delivered": 3, "rejected": 1, "pending": 2}
     taken = [m for m in watch.messages if m.startswith("applied `retry")]
-    assert [m.rpartition(": ")[2] for m in taken] == ["2 deliveries", "1 deliveries"]
+    assert [m.rpartition(": ")[2] for m in taken] == ["2 deliveries", "1 delivery"]
     assert list(State(mixed.root, mixed.plan).commands.iterdir()) == []
 
 

@@ -127,4 +127,4 @@ def test_a_command_waits_for_the_run_that_holds_the_state(stopped: StoppedPlan, 
         assert act(stopped.plan, state=stopped.state) == operations.Retried(None, queued=True)
     summary = stopped.run()
     assert summary.exit == (3 if act is operations.skip else 4)
-    assert any("1 deliveries" in message or "1 message" in message for message in summary.messages), summary.messages
+    assert any("1 delivery" in message or "1 message" in message for message in summary.messages), summary.messages

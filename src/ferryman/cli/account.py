@@ -36,8 +36,7 @@ from ferryman.cli.terminal import (
     print_table,
 )
 from ferryman.errors import UsageError
-from ferryman.limits import format_count
-from ferryman.observe import plural
+from ferryman.limits import format_count, plural
 from ferryman.storage.files import StatePath
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import typer
 
 from ferryman.cli.options import Json, PlanSpec, StateDir, Verbose
 from ferryman.cli.terminal import next_command, print_json, print_line, print_note
-from ferryman.limits import format_count
-from ferryman.observe import plural
+from ferryman.limits import format_count, plural
 
 app = typer.Typer(
     name="ledger",

@@ -22,7 +22,7 @@ from ferryman.cli.options import (
 from ferryman.cli.terminal import format_time, next_command, print_json, print_json_array, print_line, print_table
 from ferryman.document import decode_json
 from ferryman.errors import UsageError
-from ferryman.observe import plural
+from ferryman.limits import plural
 
 if TYPE_CHECKING:
     from ferryman.queues import Message, Queue

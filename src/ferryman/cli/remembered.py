@@ -13,8 +13,8 @@ import typer
 from ferryman.cli.options import Json, StateDir, Verbose, seconds
 from ferryman.cli.terminal import format_time, print_json, print_line, print_table
 from ferryman.errors import UsageError
-from ferryman.limits import format_count
-from ferryman.observe import format_size, plural
+from ferryman.limits import format_count, plural
+from ferryman.observe import format_size
 
 if TYPE_CHECKING:
     from ferryman.remembered.upkeep import StoreKeeper

@@ -37,8 +37,8 @@ from ferryman.cli.options import (
 )
 from ferryman.cli.terminal import CODE, Interrupt
 from ferryman.errors import UsageError, message_of
-from ferryman.limits import format_count
-from ferryman.observe import Forwarding, Observer, format_size, plural
+from ferryman.limits import format_count, plural
+from ferryman.observe import Forwarding, Observer, format_size
 from ferryman.storage.files import StatePath, exists, list_names
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import typer
 from ferryman.cli.options import Json, StateDir, Verbose
 from ferryman.cli.terminal import print_json, print_line, print_note, print_table
 from ferryman.errors import UsageError
-from ferryman.observe import plural
+from ferryman.limits import plural
 
 if TYPE_CHECKING:
     from ferryman.retrieval.evaluation import Evaluation

@@ -15,6 +15,7 @@ from ferryman.cli.options import Conf, Master, Verbose, spark_settings
 from ferryman.cli.search import find_hits, find_hits_by_meaning, print_hits
 from ferryman.cli.terminal import next_command, print_line, print_note, program_name
 from ferryman.errors import UsageError
+from ferryman.limits import plural
 from ferryman.storage.files import StatePath
 
 if TYPE_CHECKING:
@@ -199,7 +200,6 @@ def prepare(directory: Path, *, vectors: bool = False, site: str = "") -> None:
 def _print_results(summary: Summary, root: StatePath, plan: Plan, seconds: float) -> int:
     """Print what was indexed and what was rejected; return the demo's exit code."""
     from ferryman import account
-    from ferryman.observe import plural
 
     if summary.waves:
         print_line(f"{plural(summary.delivered, 'document', 'documents')} delivered to the index in {seconds:.0f} s.")

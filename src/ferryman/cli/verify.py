@@ -15,8 +15,7 @@ from ferryman.cli.options import (
     Why,
 )
 from ferryman.cli.terminal import next_command, print_json, print_line, print_note, print_table
-from ferryman.limits import format_count
-from ferryman.observe import plural
+from ferryman.limits import format_count, plural
 
 if TYPE_CHECKING:
     from ferryman.engine.target_look import Verified

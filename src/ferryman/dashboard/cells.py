@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from markupsafe import Markup, escape
 
-from ferryman.limits import format_count
+from ferryman.limits import format_count, plural
 from ferryman.net.urls import redact
 from ferryman.observe import format_size, one_line
 
@@ -137,3 +137,6 @@ FILTERS: Final = {
     "size": format_size,
 }
 """Filters of the templates."""
+
+FUNCTIONS: Final = {"plural": plural, "rate": rate}
+"""Functions that templates call."""

@@ -76,7 +76,7 @@ class PlanFacts(NamedTuple):
 
 
 class KnownFacts(NamedTuple):
-    """What is known of a plan for the list of all.
+    """Facts about a plan as they were last counted, for the list of all.
 
     Attributes:
         version: of the state when it was read; None: it is to be read again.

@@ -20,7 +20,6 @@ from ferryman.dashboard.answers import Answers, KnownAnswer, StillCounting
 from ferryman.dashboard.guard import Guard, Person, Settings
 from ferryman.dashboard.places import Found, Places, describe_error
 from ferryman.errors import FerrymanError, UsageError
-from ferryman.observe import plural
 
 FOLDER: Final = Path(__file__).parent
 PAGE_ROWS: Final = 50
@@ -59,7 +58,7 @@ class Dashboard:
             lstrip_blocks=True,
         )
         self.templates.filters.update(cells.FILTERS)
-        self.templates.globals.update(plural=plural, rate=cells.rate)
+        self.templates.globals.update(cells.FUNCTIONS)
 
 
 class WebPage:

@@ -16,8 +16,9 @@ from ferryman import limits
 from ferryman.breaker import Breaker, BreakerEvent, Breakers, BreakerState, backoff_s
 from ferryman.engine.results import ErrorKind, Listing, NodeError, NodeReport, NodeStates, PendingRetries
 from ferryman.engine.runner.base import Runner, run_isolating
+from ferryman.limits import plural
 from ferryman.notify import Stopped
-from ferryman.observe import WARNING, plural
+from ferryman.observe import WARNING
 from ferryman.plan import DestinationNode, JoinNode, Plan, StepNode
 from ferryman.plan.calls import REMEDY, always_returns_none
 from ferryman.plan.nodes import CAPABILITIES_VARIABLE, join_names, local_capabilities

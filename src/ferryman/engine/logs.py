@@ -20,7 +20,8 @@ from ferryman.engine.results import NO_IDS, NOTHING_STAGED, Blocked, ListedPart,
 from ferryman.engine.runner.base import QueryFailed, Runner, run_frame_again
 from ferryman.engine.tasks import EntryRange, HeldEntry, LogBatch, LogSplit
 from ferryman.errors import Misconfigured, StateLost, Unavailable, UsageError, message_of
-from ferryman.observe import WARNING, plural
+from ferryman.limits import plural
+from ferryman.observe import WARNING
 from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_of_versions, logs_read
 from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.records.keys import lane_number, lanes, place_id, place_of

@@ -23,8 +23,7 @@ from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.engine.transform.once_reader import doubt_notes
 from ferryman.errors import StateDamaged, UsageError
-from ferryman.limits import format_count
-from ferryman.observe import plural
+from ferryman.limits import format_count, plural
 from ferryman.plan import (
     KeyedNode,
     Plan,

@@ -19,7 +19,7 @@ from ferryman.document import content_version
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
 from ferryman.errors import Unavailable, UsageError, message_of
-from ferryman.observe import plural
+from ferryman.limits import plural
 from ferryman.plan import Node, SourceNode, keyed_nodes, successors
 from ferryman.plan.keyed import upstream_keyed_nodes, upstream_sources
 from ferryman.records.keys import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of, lanes

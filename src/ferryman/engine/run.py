@@ -47,8 +47,9 @@ from ferryman.engine.target_look import SampleVerification
 from ferryman.engine.targets import TargetWatch
 from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
+from ferryman.limits import plural
 from ferryman.notify import Reporter
-from ferryman.observe import WARNING, Forwarding, Observer, plural
+from ferryman.observe import WARNING, Forwarding, Observer
 from ferryman.records.rows import now_us
 from ferryman.state.commands import ADOPT, OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep

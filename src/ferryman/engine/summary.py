@@ -9,8 +9,8 @@ from typing import Any, Final
 from ferryman import limits
 from ferryman.engine.results import Listing, Staged
 from ferryman.engine.tasks import LogBatch, WaveBatch
-from ferryman.limits import format_count
-from ferryman.observe import format_size, plural
+from ferryman.limits import format_count, plural
+from ferryman.observe import format_size
 
 _EXITS_BY_PRECEDENCE: Final = (1, 2, 4, 3)
 """Exit codes by precedence: a flow ends with the first of them that any of its plans has; else 0."""

@@ -25,11 +25,12 @@ import ferryman
 from ferryman import limits
 from ferryman.account.queries import done_between, retry_read
 from ferryman.errors import UsageError, plain_text
+from ferryman.limits import plural
 from ferryman.monitoring.metrics import MonitoredPlan
 from ferryman.monitoring.sender import BackgroundSender
 from ferryman.net import urls
 from ferryman.net.http import Http, NotSent, Unanswered
-from ferryman.observe import Silent, plural
+from ferryman.observe import Silent
 from ferryman.plan import DestinationNode, KeyedNode, Node, Plan, logs_read, sources_of
 from ferryman.state.logs import LogPositions
 from ferryman.state.state import IDENTITY, SETTLED, State

@@ -8,8 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import Final, NamedTuple
 
-from ferryman.limits import format_count
-from ferryman.observe import plural
+from ferryman.limits import format_count, plural
 from ferryman.proof.broken import RULES
 from ferryman.proof.faults import KINDS
 from ferryman.proof.proof import ProofResult, Tally

@@ -37,7 +37,8 @@ from ferryman.errors import (
     message_of,
     unless_interrupt,
 )
-from ferryman.observe import Chunk, plural
+from ferryman.limits import plural
+from ferryman.observe import Chunk
 from ferryman.plan import (
     DestinationNode,
     KeyedNode,
