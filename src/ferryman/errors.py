@@ -240,6 +240,10 @@ class WorkerDied(EngineError):
     """The process of a task died: it was killed from outside, ran out of memory, or was killed by what it ran."""
 
 
+class NoChild(WorkerDied):
+    """Raised if there is no child process to do the work, which is not to blame. The work itself never raises it."""
+
+
 class OutOfMemory(WorkerDied):
     """A task ended because an allocation failed; the document it was processing is as suspicious as if its process had
     died."""

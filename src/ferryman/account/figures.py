@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ferryman.account import queries
+from ferryman.account.snapshot import EndedRow
 from ferryman.plan import CalledNode, DestinationNode, Plan, logs_read, sources_of
 from ferryman.records.rows import Status, display_status
 from ferryman.sources.log import Log
@@ -114,7 +115,7 @@ def ended(root: StatePath, plan: Plan) -> EndedCounts:
     return _sum_up(queries.ended(root, plan))
 
 
-def _sum_up(rows: Iterable[queries.EndedRow]) -> EndedCounts:
+def _sum_up(rows: Iterable[EndedRow]) -> EndedCounts:
     counts = EndedCounts(Counter(), Counter())
     for row in rows:
         counts.by_status[row.destination, display_status(row.status, row.operation)] += row.number

@@ -15,10 +15,10 @@ from ferryman.engine.live import ProgressWriter
 from ferryman.engine.results import Attempts
 from ferryman.engine.retries import judge_failure
 from ferryman.engine.runner.child import Child, Died, TooLong
-from ferryman.engine.runner.fork_server import NoChild
 from ferryman.engine.send_order import HeldKeys, UndeliveredFamilies, UndeliveredUpsert
 from ferryman.errors import (
     DeliveryError,
+    NoChild,
     PermanentError,
     Unavailable,
     as_exception,

@@ -34,9 +34,8 @@ from ferryman.engine.results import (
 from ferryman.engine.retries import judge_failure
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.runner.child import Child, Died, TooLong, exit_if_forked
-from ferryman.engine.runner.fork_server import NoChild
 from ferryman.engine.transform.calls import can_interrupt, interrupt_after, signals_interrupt
-from ferryman.errors import BadDocument, Dropped, PermanentError, plain_text, safe_repr, unless_interrupt
+from ferryman.errors import BadDocument, Dropped, NoChild, PermanentError, plain_text, safe_repr, unless_interrupt
 from ferryman.plan import KeyedNode, Policy, successors
 from ferryman.records.keys import (
     CONTRIBUTIONS,

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from ferryman.errors import WorkerDied
+from ferryman.errors import NoChild
 
 preloaded = [
     "ferryman.engine.deliver.turn",
@@ -48,10 +48,6 @@ _REQUEST: Final = struct.Struct("<ci")
 _FORK, _POLL, _REAP = b"c", b"l", b"r"
 _ALIVE: Final = -1
 _ANSWER: Final = struct.Struct("<i")
-
-
-class NoChild(WorkerDied):
-    """Raised if there is no child process to do the work, which is not to blame. The work itself never raises it."""
 
 
 class ForkServer:

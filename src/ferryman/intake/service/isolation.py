@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from ferryman import crash
 from ferryman.engine.runner.child import Child, Died, RequestStopped, call_parent
-from ferryman.engine.runner.fork_server import NoChild
-from ferryman.errors import PermanentError
+from ferryman.errors import NoChild, PermanentError
 from ferryman.intake import Batch, Job, JobQueue, JobState
 from ferryman.intake.service.errors import ChildDied, StopRequested, TryLater
 from ferryman.intake.service.finisher import finish
