@@ -16,10 +16,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from ferryman.engine.runner.fork_server import ForkServer, NoChild, fork_server
+from ferryman.engine.runner.fork_server import ForkServer, fork_server
 from ferryman.engine.runner.worker import Descriptors
 from ferryman.errors import (
     Misconfigured,
+    NoChild,
     PermanentError,
     TransientError,
     Unavailable,
