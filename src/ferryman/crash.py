@@ -369,6 +369,11 @@ def stop_here(by: int) -> None:
     signal.pthread_kill(threading.get_ident(), by)
 
 
-if os.environ.get(ENVIRONMENT):  # only in processes that are about to die
-    _spec, _, _file = os.environ[ENVIRONMENT].partition("@")
-    arm(_spec, _file or None)
+def arm_by_environment() -> None:
+    """Arm the point that the environment variable names, if it is set."""
+    if os.environ.get(ENVIRONMENT):  # only in processes that are about to die
+        spec, _, file = os.environ[ENVIRONMENT].partition("@")
+        arm(spec, file or None)
+
+
+arm_by_environment()

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import pytest
 
+from ferryman import crash
 from ferryman.engine.runner import fork_server
 
 FOLDER: Final = "FERRYMAN_TEST_FORKED_SERVERS"
@@ -141,7 +142,7 @@ def _start(folder: Path) -> None:
                 stdout=log,
                 stderr=log,
                 cwd=Path(__file__).parents[2],
-                env={**os.environ, **fork_server.ONE_THREAD},
+                env={**{k: v for k, v in os.environ.items() if k != crash.ENVIRONMENT}, **fork_server.ONE_THREAD},
                 start_new_session=True,  # who started it may be killed, with its group
             )
         )
@@ -196,6 +197,7 @@ def _be_server(told: dict[str, Any], descriptor: int, errors: int) -> None:
     os.environ.update(told["environment"])
     os.chdir(told["folder"])
     sys.path[:] = told["path"]
+    crash.arm_by_environment()
     fork_server.main(descriptor, told["modules"])
     os._exit(0)
 

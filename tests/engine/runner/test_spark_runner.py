@@ -77,6 +77,7 @@ def test_so_it_is_for_the_command(
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setattr("pyspark.SparkContext._ensure_initialized", lambda: None)
     monkeypatch.setattr("ferryman.engine.runner.sessions.SparkConf", lambda: CLUSTER)
+    monkeypatch.setattr("ferryman.engine.runner.sessions.program_session", lambda: None)  # that of other tests
     assert app.start(["run", str(place / "plan.py")]) == 2
     assert "error: in Spark's cluster mode the default state would lie in" in capsys.readouterr().err
 
