@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from ferryman.engine.runner import fork_server
 from ferryman.engine.runner.helper_processes import HelperProcesses
 from ferryman.testing.inprocess import InProcess
+from tests.support import forked_servers
 from tests.support.waiting import LATE_S, wait_until
 
 
@@ -85,6 +87,7 @@ def test_they_have_the_environment_of_executors() -> None:
 def test_hashes_are_those_of_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark gives its workers one seed. Otherwise what a step makes of a set would differ from run to run."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.setattr(fork_server, "start_process", forked_servers.STARTED)  # a seed is chosen at a start
     program = [sys.executable, "-c", "print(hash('text'))"]
     expected = int(subprocess.check_output(program, env={**os.environ, "PYTHONHASHSEED": "0"}))
     for _ in range(2):

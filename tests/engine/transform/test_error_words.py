@@ -175,7 +175,7 @@ def test_a_long_message_is_shortened_in_the_middle() -> None:
     text = plain_text("begin" + "x" * 1_000_000 + "end")
     assert text.startswith("beginx")
     assert text.endswith("xend")
-    assert f"{1_000_008 - limits.MESSAGE_CHARACTERS:,} characters left out" in text
+    assert f"{limits.format_count(1_000_008 - limits.MESSAGE_CHARACTERS)} characters left out" in text
     assert len(text) < limits.MESSAGE_CHARACTERS + 100
     assert shortened("x" * limits.MESSAGE_CHARACTERS, limits.MESSAGE_CHARACTERS) == "x" * limits.MESSAGE_CHARACTERS
     assert safe_repr(Silent()) == "a Silent"

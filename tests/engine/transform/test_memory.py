@@ -89,7 +89,7 @@ def telling(patch: pytest.MonkeyPatch) -> None:
 def hearing(patch: pytest.MonkeyPatch) -> None:
     """The message is half read."""
     gathering(patch)
-    patch.setattr(child, "_read", failing(child._read, lambda pipe, size, until, is_stopped: size))
+    patch.setattr(child, "_read", failing(child._read, lambda _, size, *__: size))
 
 
 def spooling(patch: pytest.MonkeyPatch) -> None:
