@@ -198,7 +198,7 @@ class Qdrant(VectorServer):
         more. Any number of drivers may do so at once.
 
         Raises:
-            Unavailable: no connection, no answer, or the server has no room for now.
+            Unavailable: no connection, no answer, or the server is overloaded.
             Misconfigured: refused credentials, a server without conditional updates, other vectors.
         """
         with self._connection() as client, self._translated_errors():
@@ -526,9 +526,9 @@ class Qdrant(VectorServer):
 
         target = self.target()
         if isinstance(error, ResourceExhaustedResponse):
-            return Unavailable(f"{target}: it has no room for now, asks to wait {error.retry_after_s} s")
+            return Unavailable(f"{target}: it is overloaded, and asks to wait {error.retry_after_s} s")
         if isinstance(error, QdrantException):  # it asks to wait until a date, which the client does not read
-            return Unavailable(f"{target}: it has no room for now ({error})")
+            return Unavailable(f"{target}: it is overloaded ({error})")
         if isinstance(error, ResponseHandlingException):
             import httpx
 

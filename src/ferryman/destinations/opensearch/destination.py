@@ -392,7 +392,7 @@ class OpenSearch(VectorDestination):
         """Make the index, or look whether it is fit; any number of drivers may do so at once.
 
         Raises:
-            TransientError: no connection, no answer, or the server has no room for now.
+            TransientError: no connection, no answer, or the server is overloaded.
             PermanentError: refused credentials, no right, mappings that contradict the plan's, a certificate that is
                 not trusted, an environment variable that is not set.
         """
