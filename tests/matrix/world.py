@@ -385,14 +385,8 @@ class World:
         found: dict[str, dict[str, Any]] = {}
         for stage in (0, 1):
             made = self._made(stage, name)
-            stay = {id: each for id, each in found.items() if self._stays(id)}
-            found = {**stay, **made}
+            found = {**found, **made} if self._reads_log() else made
         return found
-
-    def _stays(self, id: str) -> bool:
-        """Does it stay at a destination when it is in the next stage no more? Of what a log has brought nobody knows
-        which children it had."""
-        return self._reads_log() or (self.case.source == "changes" and "#" in id)
 
     def _deliveries(self, name: str) -> Counter[tuple[str, str]]:
         """(operation, id) -> how often it must have come, all in all."""
@@ -401,8 +395,6 @@ class World:
             return Counter(("upsert", id) for id in [*first, *second])
         changed = [id for id, fields in second.items() if first.get(id) != fields]
         gone = first.keys() - second.keys()
-        if self.case.source == "changes":  # nobody knows where a key came to: all are told
-            gone = self._given(0).keys() - self._given(1).keys()
         return Counter(("upsert", id) for id in [*first, *changed]) + Counter(("delete", id) for id in gone)
 
     def _reads_log(self) -> bool:

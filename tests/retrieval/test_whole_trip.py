@@ -17,11 +17,12 @@ from ferryman import Document, Plan, Remember, steps
 from ferryman.destinations import Sql
 from ferryman.errors import TransientError, Unavailable
 from ferryman.sources import Files
+from tests.support.clock import Clock, clock
 from tests.support.paid import Notes
 from tests.support.plan_world import PlanWorld, place
 from tests.support.previewed import previewed
 
-__all__ = ["place"]
+__all__ = ["clock", "place"]
 
 pytest.importorskip("sqlite_vec")
 pytest.importorskip("trafilatura")
@@ -117,12 +118,12 @@ class Trip:
         sent: number of chunks that the last run has sent.
     """
 
-    def __init__(self, place: Path, pages: int) -> None:
+    def __init__(self, place: Path, pages: int, clock: Clock) -> None:
         self.folder = place / "pages"
         for page in range(pages):
             write_page(self.folder, page)
         self.sent = 0
-        self.world = PlanWorld(place, build_rag, sleep=lambda _: None, wait=10_000.0).build()
+        self.world = PlanWorld(place, build_rag, sleep=clock.sleep, wait=10_000.0).build()
 
     def go(self, needs: int | None, model: str = "small") -> Counter[str]:
         """Ask for the bill, run, and return the texts that were paid for: as many as the bill says.
@@ -164,9 +165,9 @@ class Trip:
 @pytest.mark.rule("remember.preview")
 @pytest.mark.rule("remember.once-plus-in-flight")
 @pytest.mark.parametrize("pages", [20, pytest.param(500, marks=pytest.mark.slow)])
-def test_the_bill_is_what_is_paid_at_every_stage(place: Path, pages: int) -> None:
+def test_the_bill_is_what_is_paid_at_every_stage(place: Path, pages: int, clock: Clock) -> None:
     """Cold; nothing changed; three pages edited; two deleted; another chunk size; another model beside the old one."""
-    trip = Trip(place, pages)
+    trip = Trip(place, pages, clock)
     cold = trip.go(None)
     first = trip.ids()
     assert len(first) == pages * SECTIONS

@@ -238,7 +238,7 @@ def test_a_state_that_has_grown_says_what_grew() -> None:
 
     *_, error = listed(Dlt(lambda: hoards))
     assert isinstance(error, Misconfigured)
-    assert "the state of the resource hoards has grown to 2,0" in str(error)
+    assert "the state of the resource hoards has grown to 2 0" in str(error)
     assert "resources.hoards.seen" in str(error)
 
 
