@@ -10,6 +10,25 @@ from typing import Any
 from tests.servers.cache import Missing
 from tests.servers.server import Server
 
+_PROGRAM = """
+import sys, threading
+from moto import server
+from moto.s3.responses import S3Response
+
+lock, put_object = threading.Lock(), S3Response.put_object
+
+
+def put_one_at_a_time(*args, **options):
+    with lock:
+        return put_object(*args, **options)
+
+
+S3Response.put_object = put_one_at_a_time
+server.main(sys.argv[1:])
+"""
+"""The server, in which a condition and the write that depends on it are one, as Amazon's are: moto looks first and then
+writes, and of two who create one name both may win."""
+
 
 class S3(Server):
     """Takes any credentials; keeps everything in memory."""
@@ -24,7 +43,7 @@ class S3(Server):
         return Path(sys.prefix)
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        return [sys.executable, "-c", _PROGRAM, "-H", "127.0.0.1", "-p", str(self.port)]
 
     def ready(self) -> bool:
         return self.answers("/moto-api/")

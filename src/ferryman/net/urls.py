@@ -106,7 +106,7 @@ def check_login(url: str) -> None:
 
 def without_logins(hosts: object) -> str:
     """Return what was given for hosts, as ``repr`` has it, without what is before an ``@``: it may be a password."""
-    return re.sub(r"[^\s,'\"\[(]*[^,'\"]*@", "", repr(hosts))
+    return re.sub(r"[^,'\"]+", lambda part: part[0].rpartition("@")[2], repr(hosts))
 
 
 def basic_auth(login: str) -> str:
