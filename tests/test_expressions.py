@@ -85,6 +85,9 @@ def compiled(path: Path, call: ast.Call) -> re.Pattern[Any] | None:
         return None
 
 
+ENDS = ("\x7f", "''\"\"<>")
+"""What ends a hostile text: what hardly an expression names, and what those leave out that take all else."""
+
 CANDIDATES = list(" a1\n\t\\\"'<-;A[(*:/.={\0")
 CANDIDATES += [chr(code) for code in [*range(1, 256), 0xFDD3, 0xFDD6, 0xFDD9, 0x2028, 0x300, 0xFFFE, 0xD800]]
 
@@ -114,35 +117,32 @@ def sample(items: Any) -> str:
     return text
 
 
-ENDS = ("\x7f", "''\"\"<>")
-"""What ends a hostile text: what hardly an expression names, and what those leave out that take all else."""
-
 REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 
 
-def hostile(items: Any, before: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield what begins a hostile text, what it repeats, and what ends it."""
+def hostile(items: Any, before: str = "", ends: tuple[str, ...] = ENDS) -> Iterator[tuple[str, str, str]]:
+    """Yield what begins a hostile text, what it repeats, and what ends it: one of ``ends``."""
     for at, (op, value) in enumerate(items):
         if op in REPEATS:
             least, most, body = value
             if most > 100:
                 fits = _compiler.compile(body, items.state.flags)
                 for fill in {*[c for c in CANDIDATES[:21] if fits.fullmatch(c)][:3], sample(body)} - {""}:
-                    for end in ENDS:
+                    for end in ends:
                         yield before, fill, end
                         if before:
                             yield "", before + fill, end
-            yield from hostile(body, before)
+            yield from hostile(body, before, ends)
             before += sample(body) * max(least, 1)
         elif op is _constants.SUBPATTERN:
-            yield from hostile(value[3], before)
+            yield from hostile(value[3], before, ends)
             before += sample(value[3])
         elif op is _constants.ATOMIC_GROUP:
-            yield from hostile(value, before)
+            yield from hostile(value, before, ends)
             before += sample(value)
         elif op is _constants.BRANCH:
             for branch in value[1]:
-                yield from hostile(branch, before)
+                yield from hostile(branch, before, ends)
             before += sample(value[1][0])
         else:
             before += sample(_parser.SubPattern(items.state, [items[at]]))
@@ -177,7 +177,8 @@ def test_expressions_take_linear_time(expression: Expression) -> None:
     pattern = expression.pattern
     parsed = _parser.parse(pattern.pattern, pattern.flags)
     most = BOUNDED.get(expression.name, SIZES[-1])
-    for before, body, after in dict.fromkeys(hostile(parsed)):
+    ends = ENDS if "[^" in str(pattern.pattern) else ENDS[:1]
+    for before, body, after in dict.fromkeys(hostile(parsed, ends=ends)):
         previous: tuple[int, float] | None = None
         for size in (size for size in SIZES if size <= most):
             text: Any = before + body * (size // len(body)) + after
