@@ -635,6 +635,6 @@ def format_count(number: float) -> str:
     return f"{int(number):,}".replace(",", " ")
 
 
-def plural(number: int, one: str, many: str) -> str:
+def plural(number: float, one: str, many: str) -> str:
     """Format a number with its noun: ``1 delivery``, ``1 200 deliveries``."""
     return f"{format_count(number)} {one if number == 1 else many}"

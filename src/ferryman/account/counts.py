@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ferryman import crash, limits
 from ferryman.account.snapshot import (
+    EVENTS,
     NO_EVENT,
     ROWS,
     EndedRow,
@@ -48,23 +49,8 @@ _FAMILY: Final = "source || chr(0) || origin"
 _HASH: Final = "coalesce(try_cast('0x' || left(delivery_hash, 16) AS UBIGINT), md5_number_lower(delivery_hash))"
 """SQL for the first 64 bits of a delivery hash, which is hexadecimal text; hashing the text again would take six times
 as long."""
-_EVENTS: Final = pa.schema(
-    [
-        ("o", pa.uint64()),
-        ("h", pa.uint64()),
-        ("revision", pa.int64()),
-        ("at", pa.int64()),
-        ("status", pa.int8()),
-        ("deletes", pa.bool_()),
-        ("destination", pa.int16()),
-        ("log", pa.int16()),
-        ("unread", pa.bool_()),
-    ]
-)
-"""``o``: hash of the family; ``h``: hash of the delivery; ``at`` orders the events of a delivery; ``log``: number of
-the source among the logs, else -1; ``unread``: the event says that something of the document was not read."""
 
-_WAITING: Final = pa.schema([*_EVENTS, ("waits", pa.bool_())])
+_WAITING: Final = pa.schema([*EVENTS, ("waits", pa.bool_())])
 
 _SOURCES: Final = """
     SELECT source, bool_or(operation = 'delete'), bool_or(again IS NOT NULL)
@@ -176,7 +162,7 @@ class _PartitionedCount:
         deletes, again = (any(row[column] for row in sources) for column in (1, 2))
         if self._among:
             self._mark()
-        events = self._spread("ledger", _EVENTS, self._events(), self._tables.rows)
+        events = self._spread("ledger", EVENTS, self._events(), self._tables.rows)
         waiting = self._spread("waiting", _WAITING, self._waiting() if self._tables.waits and not self._among else "")
         deleted, flags = self._deleted_query()
         removed = self._spread("deleted", flags, deleted if deletes and not self._among else "", self._tables.rows)
@@ -295,7 +281,7 @@ class _PartitionedCount:
         self._ended_twice += int(twice.sum())
         _, known = _look_up_unsorted(deliveries["h"], waiting["h"])
         unsent = {name: column[~known] for name, column in waiting.items()}
-        ends = concatenate(deliveries, unsent, _EVENTS.names)
+        ends = concatenate(deliveries, unsent, EVENTS.names)
         at, present = _look_up_unsorted(documents["h"], ends["o"])
         current = ~present
         current[present] = ends["revision"][present] >= documents["revision"][at[present]]

@@ -31,7 +31,7 @@ from ferryman.storage.parquet import PartWriter, RowGroups, epoch_of
 from ferryman.storage.query import look_up, quote
 from ferryman.storage.tables import Table
 
-ROWS: Final = pa.schema(
+EVENTS: Final = pa.schema(
     [
         ("o", pa.uint64()),
         ("h", pa.uint64()),
@@ -42,13 +42,21 @@ ROWS: Final = pa.schema(
         ("destination", pa.int16()),
         ("log", pa.int16()),
         ("unread", pa.bool_()),
+    ]
+)
+"""``o``: hash of the family; ``h``: hash of the delivery; ``at`` orders the events of a delivery; ``log``: number of
+the source among the logs, else -1; ``unread``: the event says that something of the document was not read."""
+
+ROWS: Final = pa.schema(
+    [
+        *EVENTS,
         ("ended", pa.int32()),
         ("begun", pa.int32()),
         ("indexed", pa.bool_()),
         ("listed", pa.bool_()),
     ]
 )
-"""A row for each delivery, with its last event as in ``counts``; how often it ended, and was begun again by an
+"""A row for each delivery, with its last event; how often it ended, and was begun again by an
 operator; whether it was ever delivered; and whether its family is in ``documents``. A row without a destination (-1) is
 not a delivery: it says up to which revision a family was counted, or that a delivery in the outbox had no event yet."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from ferryman.limits import format_count
+from ferryman.limits import format_count, plural
 
 
 def dollars(amount: float) -> str:
@@ -22,11 +22,11 @@ def describe_bill(name: str, counts: Mapping[str, float]) -> str:
     saved = f" ({dollars(counts['saved'])} saved)" if counts["saved"] else ""
     calls, hits = counts["calls"], counts["hits"]
     parts = [
-        f"{format_count(calls)} {'call' if calls == 1 else 'calls'}{paid}",
-        f"{format_count(hits)} {'answer' if hits == 1 else 'answers'} remembered{saved}",
+        f"{plural(calls, 'call', 'calls')}{paid}",
+        f"{plural(hits, 'answer', 'answers')} remembered{saved}",
     ]
     if in_doubt := counts["in_doubt"]:
-        parts.append(f"{format_count(in_doubt)} {'call' if in_doubt == 1 else 'calls'} in doubt made again")
+        parts.append(f"{plural(in_doubt, 'call', 'calls')} in doubt made again")
     return f"{name}: {', '.join(parts)}"
 
 
@@ -36,7 +36,7 @@ def describe_need(call: Mapping[str, Any]) -> str:
     Args:
         call: an element of ``calls`` of ``preview --json``.
     """
-    documents = f"{format_count(call['documents'])} {'document' if call['documents'] == 1 else 'documents'}"
+    documents = plural(call["documents"], "document", "documents")
     verb = "needs" if call["need"] == 1 else "need"
     shared = f" ({format_count(call['calls'])} different)" if call["calls"] != call["need"] else ""
     price = f", {dollars(call['cost'])}" if call["cost"] else ""
