@@ -102,11 +102,7 @@ def ask(page: WebPage, place: PlanPlace, question: Hashable, find: Callable[[Pla
         NotFound: there is no state.
     """
     _check_exists(place)
-    answer = page.dashboard.answers.ask(
-        (place.root, question), version_of(place), lambda: find(place.plan()), time.monotonic() - page.began
-    )
-    value: T = page.current(answer)
-    return value
+    return page.answer((place.root, question), version_of(place), lambda: find(place.plan()))
 
 
 def _check_exists(place: PlanPlace) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -144,9 +143,7 @@ def _plan_status(page: WebPage, place: FlowPlace) -> dict[str, Any]:
 def _ask_of_flow(page: WebPage, place: FlowPlace, question: str, find: Callable[[], T]) -> T:
     """Return the answer to a question about a flow, kept until the state of one of its plans changes."""
     version = tuple(version_of(each) for each in place.plans.values())
-    answer = page.dashboard.answers.ask(("flow", question, place.key), version, find, time.monotonic() - page.began)
-    value: T = page.current(answer)
-    return value
+    return page.answer(("flow", question, place.key), version, find)
 
 
 def _nothing_yet(place: PlanPlace) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import jinja2
@@ -20,6 +20,8 @@ from ferryman.dashboard.answers import Answers, KnownAnswer, StillCounting
 from ferryman.dashboard.guard import Guard, Person, Settings
 from ferryman.dashboard.places import Found, Places, describe_error
 from ferryman.errors import FerrymanError, UsageError
+
+T = TypeVar("T")
 
 FOLDER: Final = Path(__file__).parent
 PAGE_ROWS: Final = 50
@@ -123,6 +125,12 @@ class WebPage:
         if answer.as_of is not None:
             self.oldest = min(self.oldest or answer.as_of, answer.as_of)
         return answer.value
+
+    def answer(self, question: Hashable, version: Hashable, find: Callable[[], T]) -> T:
+        """Return the answer to a question as ``Answers.ask`` finds it, within what is left of the page's time."""
+        waited_s = time.monotonic() - self.began
+        value: T = self.current(self.dashboard.answers.ask(question, version, find, waited_s))
+        return value
 
     def render(self, template: str, code: int = 200, **values: Any) -> HTMLResponse:
         """Return a page made of a template."""

@@ -13,14 +13,27 @@ from ferryman.document import Document
 from ferryman.engine.migration import migrate
 from ferryman.errors import PermanentError, TransientError
 from ferryman.plan import Plan
+from ferryman.records import rows
 from ferryman.sources import Files, Memory
 from ferryman.state.state import state_root
-from tests.support.clock import Clock, clock
 from tests.support.plan_world import PlanWorld, run_plan
 
-__all__ = ["clock"]
-
 HOUR_S = 3600
+
+
+class Clock:
+    """The time of day as the driver sees it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0.0
+        real = rows.now_us
+        for module in ("run", "pending_work", "logs", "scan.phase", "transform.phase"):
+            monkeypatch.setattr(f"ferryman.engine.{module}.now_us", lambda: real() + int(self.ahead_s * 1e6))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 def partial(doc: Document) -> Document:
