@@ -21,6 +21,7 @@ from ferryman.routers import ByField
 from tests.support.invariants import rows
 from tests.support.keyed_topic import KeyedTopic, make_topic
 from tests.support.plan_world import Interrupted, PlanWorld, Until
+from tests.support.previewed import previewed
 from tests.support.recorder import Recorder
 
 LONG = "k" * 45 + "é"
@@ -150,6 +151,22 @@ def test_a_tombstone_deletes_children(place: Path) -> None:
     world.run()
     assert there(world) == {"b": 1, "a": 2}
     assert world.status()["balanced"]
+
+
+@pytest.mark.rule("log.preview")
+def test_a_preview_shows_deletes(place: Path) -> None:
+    topic = make_topic(place)
+    topic.write(("a", {"n": 1, "parts": 3}), (LONG, {"n": 1, "parts": 1}), ("b", {"n": 1}))
+    world = read(place, topic)
+    world.run()
+    topic.write(("a", {"n": 2, "parts": 1}), (LONG, None), ("b", {"n": 2, "does": "drop"}), ("c", {"n": 1}))
+    found = previewed(world.plan, world.state).destinations["left"]
+    deleted = {row["document"] for row in found.gets if row["operation"] == "delete"}
+    assert deleted == {"a#1", "a#2", LONG, f"{LONG}#0", "b"}
+    assert {row["document"] for row in found.gets} - deleted == {"a", "a#0", "c"}
+    before = there(world)
+    world.run()
+    assert before.keys() - there(world).keys() == deleted
 
 
 @pytest.mark.rule("log.versions")

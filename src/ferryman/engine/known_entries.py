@@ -72,10 +72,12 @@ class EntryIndex:
 
     Args:
         sources: the logs whose entries are looked up.
+        folder: for the indexes, which tasks must see.
     """
 
-    def __init__(self, state: State, sources: Collection[str]) -> None:
+    def __init__(self, state: State, sources: Collection[str], folder: StatePath) -> None:
         self._state = state
+        self._folder = folder
         self._sources = pa.array(sorted(sources), pa.string())
         self._known: dict[str, dict[str, IndexedFile | None]] = {"documents": {}, "outbox": {}}
         """Table -> file -> its index; None: it has no rows of these sources."""
@@ -89,10 +91,6 @@ class EntryIndex:
         """Remove the indexes."""
         self._known = {"documents": {}, "outbox": {}}
         remove_folder(self._folder)
-
-    @property
-    def _folder(self) -> StatePath:
-        return self._state.staging / "known"
 
     def _refresh(self, table: Table) -> tuple[IndexedFile, ...]:
         known, files = self._known[table.name], table.files

@@ -82,7 +82,7 @@ class Logs:
         self._once = state.plan.once
         self._max_entries = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
         self._of_versions = logs_of_versions(state.plan.nodes) & self._sources.keys()
-        self._entry_index = EntryIndex(state, self._of_versions)
+        self._entry_index = EntryIndex(state, self._of_versions, state.staging / "known")
         self._alone: dict[str, str] = {}
         """Log of versions -> a partition which the next wave reads alone, since it has documents of others."""
         self._counted_once = read_once_sources(state.plan.nodes)

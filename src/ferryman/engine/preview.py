@@ -12,7 +12,7 @@ import dataclasses
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,6 +28,7 @@ from ferryman.account.queries import explain_query_errors, retry_read
 from ferryman.engine import driver, migration
 from ferryman.engine.bill import count_calls
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
+from ferryman.engine.known_entries import EntryIndex
 from ferryman.engine.logs import inspect_log, iter_pieces, read_due_entries
 from ferryman.engine.results import NO_IDS, ListedPart, Listing, Staged, WantedIds
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
@@ -35,14 +36,14 @@ from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.scan.memory import list_kept, uses_memory
 from ferryman.engine.scan.phase import ChangeSet, detect_changes
 from ferryman.engine.settings import SparkSettings
-from ferryman.engine.tasks import BATCH_FILE, LISTED, LogSplit, Reason, RowRange, TaskSplit, link_files
+from ferryman.engine.tasks import BATCH_FILE, LISTED, KnownFiles, LogSplit, Reason, RowRange, TaskSplit, link_files
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.calls import signals_interrupt
 from ferryman.engine.transform.remembering import not_called_message
 from ferryman.engine.transform.task import TaskProcessing, Transform
 from ferryman.errors import BadDocument, EngineError, PlanChanged, UsageError, WorkerDied, message_of
 from ferryman.observe import Observer, Silent
-from ferryman.plan import DestinationNode, Flow, Plan, changes, logs_read, sources_of, structure
+from ferryman.plan import DestinationNode, Flow, Plan, changes, logs_of_versions, logs_read, sources_of, structure
 from ferryman.plan.nodes import remembering_steps
 from ferryman.records.rows import EVENT_OF_ROW, LEDGER, Status, now_us, table_of
 from ferryman.sources.base import Listed
@@ -326,6 +327,9 @@ class PreviewRun:
                 processed = find_processed_revisions(state, document, plan_logs(self._plan), folder)
                 picked = find_document(document, splits, listings, state.documents, folder, processed)
             unread_entries = find_unread_entries(self._plan, state)
+            if (of_versions := logs_of_versions(self._plan.nodes)) and state.exists:
+                known = EntryIndex(state, of_versions, folder / "known").files()
+                unread_entries = unread_entries.look_up(known, of_versions)
         return Detection(snapshot, changes, unread_entries, picked)
 
     def _report_scan(self, preview: Preview, detection: Detection) -> None:
@@ -512,6 +516,11 @@ class UnreadEntries(NamedTuple):
     notes: list[str]
     complete: bool
     """Whether all logs were available."""
+
+    def look_up(self, known: KnownFiles, sources: Collection[str]) -> UnreadEntries:
+        """Return the same for a preview that looks up what is known of the documents of these logs."""
+        splits = [s._replace(known=known) if s.source in sources else s for s in self.splits]
+        return self._replace(splits=splits)
 
     def count_except(self, picked: PickedDocument) -> Counter[str]:
         """Return reason -> number of entries, not counting the one that was picked."""
