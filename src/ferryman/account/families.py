@@ -16,7 +16,7 @@ import duckdb
 
 from ferryman import limits
 from ferryman.account.queries import explain_query_errors, open_view, retry_read
-from ferryman.account.relations import Filter, View
+from ferryman.account.relations import Filter, Selection, View
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.records.families import SEPARATOR, in_family_sql
@@ -83,7 +83,7 @@ def family_statuses(root: StatePath, family: str, plan: Plan | None = None) -> l
         statuses = _statuses(view, in_family_sql(family), in_family_sql(family, "document"))
         return [each._replace(family=family) for each in statuses]  # the family may be a single row of a file
 
-    return _query(root, plan, query)
+    return _query(root, plan, query, Filter(family=family).selection())
 
 
 class OlderDelivery(NamedTuple):
@@ -129,9 +129,9 @@ def incomplete_families(
     return _query(root, plan, query)
 
 
-def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T]) -> _T:
+def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Selection | None = None) -> _T:
     def read() -> _T:
-        with open_view(root, plan) as view:
+        with open_view(root, plan, wanted=wanted) as view:
             return query(view)
 
     return retry_read(root, read)
