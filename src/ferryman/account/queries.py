@@ -44,6 +44,7 @@ from ferryman.records.rows import (
     LEDGER,
     LEDGER_COLUMNS,
     STOPS,
+    Status,
     display_status,
     named_statuses,
     reason_of,
@@ -251,10 +252,23 @@ def wave_events(root: StatePath, wave: int, plan: Plan | None = None, *, limit: 
     """Return the events of a wave, with the ledger's columns: first those of what has not arrived."""
     query = f"""
         SELECT {", ".join(LEDGER_COLUMNS)} FROM ledger WHERE wave = {int(wave)}
-        ORDER BY status IN ('INDEXED', 'PROCESSING', 'DROPPED'), ordinal, document, destination LIMIT {int(limit)}
+        ORDER BY status IN {_NOT_NOTABLE}, ordinal, document, destination LIMIT {int(limit)}
     """
-    wanted = Selection(pc.field("wave") == int(wave), ("wave",), waits=False)
-    return _query(root, plan, lambda view: view.rows(query), wanted)
+    of_wave = pc.field("wave") == int(wave)
+    notable = of_wave & ~pc.field("status").isin(_NOT_NOTABLE)
+    found, is_whole = _query(
+        root,
+        plan,
+        lambda view: (view.rows(query), view.is_whole),
+        Selection(notable, ("wave", "status"), waits=False),
+    )
+    if is_whole or len(found) == limit:
+        return found
+    return _query(root, plan, lambda view: view.rows(query), Selection(of_wave, ("wave",), waits=False))
+
+
+_NOT_NOTABLE: Final = (Status.INDEXED.value, Status.PROCESSING.value, Status.DROPPED.value)
+"""Stored statuses of the events that the list of a wave ends with."""
 
 
 def outcomes(
@@ -642,6 +656,18 @@ def history(
         limit: number of events of a page; None: return all events.
         page: 1: the newest events; 2: those before them; and so on.
     """
+    wanted = history_selection(document)._replace(documents=None)
+    return _query(root, plan, lambda view: history_rows(view, document, limit, page), wanted)
+
+
+def history_selection(document: str) -> Selection:
+    """Return the part of a state that ``history_rows`` needs; with the rows of the family in ``documents``."""
+    named = (pc.field("document") == document) | in_family(document)
+    return Selection(named, ("document", "origin"), documents=in_family(document, "document"))
+
+
+def history_rows(view: View, document: str, limit: int | None, page: int = 1) -> list[dict[str, Any]]:
+    """Return the result of ``history``."""
     columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family_sql(document)
     of_page = "" if limit is None else f"LIMIT {int(limit)} OFFSET {(int(page) - 1) * int(limit)}"
     query = f"""
@@ -650,9 +676,7 @@ def history(
             UNION ALL SELECT {columns}, 3 AS ordinal FROM unsent WHERE document = $document OR {rows_too}
         ) ORDER BY wave DESC, ordinal DESC, created DESC, document DESC, destination DESC, route DESC {of_page}
     """
-    named = (pc.field("document") == document) | in_family(document)
-    wanted = Selection(named, ("document", "origin"))
-    return _query(root, plan, lambda view: view.rows(query, {"document": document}), wanted)[::-1]
+    return view.rows(query, {"document": document})[::-1]
 
 
 def nearest_documents(root: StatePath, document: str, plan: Plan | None = None, *, limit: int = 3) -> list[str]:

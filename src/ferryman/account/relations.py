@@ -86,6 +86,7 @@ class View:
     Attributes:
         snapshot: the one that is used; None: ``ledger`` has all events.
         newer: number of events in ``ledger``, if a snapshot is used.
+        is_whole: whether everything is there, not only what was wanted.
     """
 
     def __init__(
@@ -120,16 +121,17 @@ class View:
         self._register_waiting(state.outbox)
         self.snapshot = None
         self.newer = 0
+        self.is_whole = True
         if snapshot is not None and snapshot.is_valid(state.ledger, self.settled, list(self._entry_logs)):
             self.snapshot = snapshot
             register(db, "documents", self._documents, DOCUMENTS)
             self._ledger = self._register_newer(snapshot, staged["ledger"])
-        elif wanted is SCAN and self._is_large:
-            for name, paths, schema in (("documents", self._documents, DOCUMENTS), ("ledger", self._ledger, LEDGER)):
-                db.register(name, parquet.scan(paths, schema))
-        elif wanted is None or not self._is_large or not self._select(wanted):
-            register(db, "documents", self._documents, DOCUMENTS)
-            register(db, "ledger", self._ledger, LEDGER)
+        else:
+            is_large = sum(file.rows for file in state.ledger.files.values()) >= limits.SELECTED_FROM
+            self.is_whole = wanted is None or not is_large or not self._select(wanted)
+            if self.is_whole:
+                register(db, "documents", self._documents, DOCUMENTS)
+                register(db, "ledger", self._ledger, LEDGER)
         self._register_unsent(state.outbox)
 
     @property
@@ -589,11 +591,6 @@ class View:
             ) WHERE again IS NOT NULL GROUP BY source
         """).fetchall()
 
-    @property
-    def _is_large(self) -> bool:
-        """Return whether so many events are in the ledger that they are not all read for a few."""
-        return sum(file.rows for file in self._state.ledger.files.values()) >= limits.SELECTED_FROM
-
     def _select(self, wanted: Selection) -> bool:
         """Make ``ledger`` and ``documents`` of what a selection needs; return False if everything is to be read.
 
@@ -601,6 +598,10 @@ class View:
         2. for each later event of their deliveries a row with its place in their order
         3. rows of their documents
         """
+        if wanted is SCAN:
+            for name, paths, schema in (("documents", self._documents, DOCUMENTS), ("ledger", self._ledger, LEDGER)):
+                self._db.register(name, parquet.scan(paths, schema))
+            return True
         waiting = sum(file.rows for file in self._state.outbox.files.values()) if wanted.waits else 0
         if waiting > limits.SELECTED_EVENTS:
             return False
