@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, Un
 
 from ferryman import account, limits
 from ferryman.account.queries import cache_differs, last_entries
-from ferryman.account.relations import named_statuses
 from ferryman.destinations.base import Destination, DestinationContext
 from ferryman.engine import driver
 from ferryman.engine.at_most_once import open_once_wave
@@ -26,7 +25,7 @@ from ferryman.observe import Observer, default_observer
 from ferryman.plan import DestinationNode, Flow, JoinNode, NotifyTarget, Plan, SourceNode
 from ferryman.plan.nodes import remembering_steps
 from ferryman.plan.paths import Joint
-from ferryman.records.rows import Status
+from ferryman.records.rows import Status, named_statuses
 from ferryman.sources.base import Retained
 from ferryman.sources.log import Log
 from ferryman.state.commands import SKIP, VERBS, Command, current_user, queue_command, queued_commands

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ferryman import account
-from ferryman.dashboard import actions, places, plans
+from ferryman.dashboard import actions, plans, web
 from ferryman.dashboard.app import PAGES
 from ferryman.dashboard.recorded import recorded_plan
 from ferryman.engine.commands import count_concerned
@@ -254,7 +254,7 @@ def test_an_empty_folder_says_what_to_type(tmp_path: Path, opened: Opened) -> No
 
 
 def test_a_state_that_appears_later_is_found(place: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "FRESH_S", 0.0)
+    monkeypatch.setattr(web, "FRESH_S", 1e-9)
     monkeypatch.setattr(plans, "FRESH_S", 1e-9)
     site = opened(place)
     assert "nothing to show" in site.text("/")

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import duckdb
 
 from ferryman import limits
-from ferryman.account.queries import explain_query_errors, open_view, retry_read
-from ferryman.account.relations import Filter, View
+from ferryman.account.queries import explain_query_errors, history_rows, history_selection, open_view, retry_read
+from ferryman.account.relations import Filter, Selection, View
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.records.families import SEPARATOR, in_family_sql
@@ -78,12 +78,29 @@ def family_statuses(root: StatePath, family: str, plan: Plan | None = None) -> l
         UsageError: there is no state yet.
         StateDamaged: a file is damaged; it is named.
     """
+    return _query(root, plan, lambda view: _of_family(view, family), Filter(family=family).selection())
 
-    def query(view: View) -> list[FamilyStatus]:
-        statuses = _statuses(view, in_family_sql(family), in_family_sql(family, "document"))
-        return [each._replace(family=family) for each in statuses]  # the family may be a single row of a file
 
-    return _query(root, plan, query)
+def history_with_statuses(
+    root: StatePath, document: str, plan: Plan | None = None, *, limit: int
+) -> tuple[list[dict[str, Any]], list[FamilyStatus]]:
+    """Return the newest events of a document, see ``account.history``, and the status of its family.
+
+    Raises: the errors of ``family_statuses``.
+    """
+
+    def query(view: View) -> tuple[list[dict[str, Any]], list[FamilyStatus]]:
+        return history_rows(view, document, limit), _of_family(view, document)
+
+    events, statuses = _query(root, plan, query, history_selection(document))
+    if events and events[-1]["document"] == document != events[-1]["origin"]:
+        statuses = family_statuses(root, events[-1]["origin"], plan)
+    return events, statuses
+
+
+def _of_family(view: View, family: str) -> list[FamilyStatus]:
+    statuses = _statuses(view, in_family_sql(family), in_family_sql(family, "document"))
+    return [each._replace(family=family) for each in statuses]  # the family may be a single row of a file
 
 
 class OlderDelivery(NamedTuple):
@@ -129,9 +146,9 @@ def incomplete_families(
     return _query(root, plan, query)
 
 
-def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T]) -> _T:
+def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Selection | None = None) -> _T:
     def read() -> _T:
-        with open_view(root, plan) as view:
+        with open_view(root, plan, wanted=wanted) as view:
             return query(view)
 
     return retry_read(root, read)

@@ -18,6 +18,7 @@ from ferryman.plan import CalledNode, DestinationNode, Plan, logs_read, sources_
 from ferryman.records.rows import Status, display_status
 from ferryman.sources.log import Log
 from ferryman.state.activity import find_activity
+from ferryman.state.logs import log_counts
 from ferryman.state.outbox import pending_rows
 from ferryman.state.runs import PastRuns, load_runs
 from ferryman.state.state import STEP_TIME, State
@@ -47,7 +48,7 @@ class Figures(NamedTuple):
     Attributes:
         outstanding: destination -> deliveries of current documents that are ``failed``, ``rejected``, ``in_doubt`` or
             ``pending``.
-        logs: source that reads a log -> its counts, see ``queries.log_counts``.
+        logs: source that reads a log -> its counts, see ``state.logs.log_counts``.
         remembered: step that remembers -> its totals, as in ``status``.
         ended: what has ended since the state was made.
         oldest_pending: when the delivery that has been pending longest was committed or first failed, in seconds since
@@ -84,7 +85,7 @@ def figures(root: StatePath, plan: Plan) -> Figures:
     """
     outstanding = queries.outstanding_by_destination(root, plan)
     state = queries.retry_read(root, lambda: queries.load_for_reading(root, plan))
-    logs = queries.log_counts(state, plan)
+    logs = log_counts(state, plan)
     is_pending = any(counts["pending"] for counts in outstanding.values())
     return Figures(
         outstanding,

@@ -12,7 +12,7 @@ import itertools
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
@@ -23,17 +23,35 @@ import pyarrow.compute as pc
 
 from ferryman import limits
 from ferryman.account.counts import WAVES, CachedCounts, load_cached, load_snapshot, save_cached
-from ferryman.account.relations import COUNTS, EVERYTHING, UNSUCCESSFUL, Filter, FilterOptions, View
+from ferryman.account.relations import (
+    COUNTS,
+    EVERYTHING,
+    NOT_ARRIVED,
+    SCAN,
+    UNSUCCESSFUL,
+    Filter,
+    FilterOptions,
+    Selection,
+    View,
+)
 from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotUnusable
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
 from ferryman.plan.nodes import remembering_steps
-from ferryman.records.families import in_family_sql
-from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, STOPS, display_status, reason_of
+from ferryman.records.families import in_family, in_family_sql
+from ferryman.records.rows import (
+    DOCUMENTS,
+    LEDGER,
+    LEDGER_COLUMNS,
+    STOPS,
+    Status,
+    display_status,
+    named_statuses,
+    reason_of,
+)
 from ferryman.sources.base import Retained, Source
-from ferryman.sources.log import CombinedLog, Log, Positions
 from ferryman.state.activity import Trouble, find_activity
-from ferryman.state.logs import RANGES, LogPositions, next_places, reader_name
+from ferryman.state.logs import RANGES, LogPositions, combined_counts, log_counts, reader_name
 from ferryman.state.outbox import pending_rows
 from ferryman.state.source_memory import load_memory
 from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
@@ -227,16 +245,30 @@ def first_event_of_pending(root: StatePath, plan: Plan, wave: int | None) -> flo
 
 def wave_times(root: StatePath, limit: int = 20, plan: Plan | None = None) -> dict[int, tuple[Any, Any]]:
     """Return wave -> the times of its first and its last event, for the last waves that have any."""
-    return _query(root, plan, lambda view: view.wave_times(limit))
+    return _query(root, plan, lambda view: view.wave_times(limit), SCAN)
 
 
 def wave_events(root: StatePath, wave: int, plan: Plan | None = None, *, limit: int = 200) -> list[dict[str, Any]]:
     """Return the events of a wave, with the ledger's columns: first those of what has not arrived."""
     query = f"""
         SELECT {", ".join(LEDGER_COLUMNS)} FROM ledger WHERE wave = {int(wave)}
-        ORDER BY status IN ('INDEXED', 'PROCESSING', 'DROPPED'), ordinal, document, destination LIMIT {int(limit)}
+        ORDER BY status IN {_NOT_NOTABLE}, ordinal, document, destination LIMIT {int(limit)}
     """
-    return _query(root, plan, lambda view: view.rows(query))
+    of_wave = pc.field("wave") == int(wave)
+    notable = of_wave & ~pc.field("status").isin(_NOT_NOTABLE)
+    found, is_whole = _query(
+        root,
+        plan,
+        lambda view: (view.rows(query), view.is_whole),
+        Selection(notable, ("wave", "status"), waits=False),
+    )
+    if is_whole or len(found) == limit:
+        return found
+    return _query(root, plan, lambda view: view.rows(query), Selection(of_wave, ("wave",), waits=False))
+
+
+_NOT_NOTABLE: Final = (Status.INDEXED.value, Status.PROCESSING.value, Status.DROPPED.value)
+"""Stored statuses of the events that the list of a wave ends with."""
 
 
 def outcomes(
@@ -249,7 +281,7 @@ def outcomes(
     Args:
         message: of the command's events, see ``state.commands.Command.message``.
     """
-    return _query(root, plan, lambda view: view.outcomes(message, limit))
+    return _query(root, plan, lambda view: view.outcomes(message, limit), SCAN)
 
 
 def cache_counts(state: State, *, replace: bool) -> None:
@@ -317,7 +349,7 @@ def deliveries(
         uncounted = [*itertools.islice(_uncounted(view, wanted), limit)]
         return [*uncounted, *view.deliveries(wanted, limit=limit)][:limit]
 
-    return _query(root, plan, newest)
+    return _query(root, plan, newest, wanted.selection())
 
 
 def iter_deliveries(
@@ -327,7 +359,7 @@ def iter_deliveries(
     wanted = Filter.from_options(options)
 
     def rows() -> Iterator[dict[str, Any]]:
-        with open_view(root, plan) as view:
+        with open_view(root, plan, wanted=wanted.selection()) as view:
             left = limit
             for row in itertools.islice(_uncounted(view, wanted), limit):
                 left = None if left is None else left - 1
@@ -347,7 +379,11 @@ def iter_deliveries(
 def count_deliveries(root: StatePath, *, plan: Plan | None = None, **options: Unpack[FilterOptions]) -> int:
     """Count the rows of ``deliveries``."""
     wanted = Filter.from_options(options)
-    return _query(root, plan, lambda view: view.count_deliveries(wanted) + sum(1 for _ in _uncounted(view, wanted)))
+
+    def count(view: View) -> int:
+        return view.count_deliveries(wanted) + sum(1 for _ in _uncounted(view, wanted))
+
+    return _query(root, plan, count, wanted.selection())
 
 
 def _uncounted(view: View, wanted: Filter) -> Iterator[dict[str, Any]]:
@@ -376,15 +412,26 @@ def stopped(root: StatePath, plan: Plan) -> list[dict[str, Any]]:
 
 
 def reasons(
-    root: StatePath, *, limit: int | None = None, plan: Plan | None = None, **options: Unpack[FilterOptions]
+    root: StatePath,
+    *,
+    limit: int | None = None,
+    plan: Plan | None = None,
+    among: Collection[str] = (),
+    **options: Unpack[FilterOptions],
 ) -> list[dict[str, Any]]:
     """Count deliveries that have not arrived by reason, the most frequent first: ``status`` (as shown), ``deliveries``
     (how many), ``reason`` (of one of them) and ``example``, its document.
 
     Reasons that differ only in numbers and in what they quote are counted together. Without a ``status``, all
     deliveries count that are neither delivered nor deleted.
+
+    Args:
+        among: statuses as shown, instead of ``status``.
     """
     wanted = Filter.from_options(options)
+    if among:
+        wanted = wanted._replace(statuses=frozenset[str]().union(*(named_statuses(each)[0] for each in among)))
+    wanted = wanted._replace(statuses=wanted.statuses or NOT_ARRIVED)
     return [
         {
             "status": display_status(each["status"], each["operation"]),
@@ -392,7 +439,7 @@ def reasons(
             "reason": each["reason"],
             "example": each["example"],
         }
-        for each in _query(root, plan, lambda view: view.reasons(wanted, limit))
+        for each in _query(root, plan, lambda view: view.reasons(wanted, limit), wanted.selection())
     ]
 
 
@@ -591,7 +638,7 @@ def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
     Returns: node -> status (as shown) -> deliveries.
     """
     found: dict[str, dict[str, int]] = {}
-    for each in _query(root, plan, View.by_node):
+    for each in _query(root, plan, View.by_node, Filter(NOT_ARRIVED).selection()):
         counts = found.setdefault(each["node"], {})
         word = display_status(each["status"], each["operation"])
         counts[word] = counts.get(word, 0) + each["deliveries"]
@@ -609,6 +656,18 @@ def history(
         limit: number of events of a page; None: return all events.
         page: 1: the newest events; 2: those before them; and so on.
     """
+    wanted = history_selection(document)._replace(documents=None)
+    return _query(root, plan, lambda view: history_rows(view, document, limit, page), wanted)
+
+
+def history_selection(document: str) -> Selection:
+    """Return the part of a state that ``history_rows`` needs; with the rows of the family in ``documents``."""
+    named = (pc.field("document") == document) | in_family(document)
+    return Selection(named, ("document", "origin"), documents=in_family(document, "document"))
+
+
+def history_rows(view: View, document: str, limit: int | None, page: int = 1) -> list[dict[str, Any]]:
+    """Return the result of ``history``."""
     columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family_sql(document)
     of_page = "" if limit is None else f"LIMIT {int(limit)} OFFSET {(int(page) - 1) * int(limit)}"
     query = f"""
@@ -617,7 +676,7 @@ def history(
             UNION ALL SELECT {columns}, 3 AS ordinal FROM unsent WHERE document = $document OR {rows_too}
         ) ORDER BY wave DESC, ordinal DESC, created DESC, document DESC, destination DESC, route DESC {of_page}
     """
-    return _query(root, plan, lambda view: view.rows(query, {"document": document}))[::-1]
+    return view.rows(query, {"document": document})[::-1]
 
 
 def nearest_documents(root: StatePath, document: str, plan: Plan | None = None, *, limit: int = 3) -> list[str]:
@@ -664,11 +723,14 @@ def tables(root: StatePath, plan: Plan) -> StateTables:
 
 
 @contextlib.contextmanager
-def open_view(root: StatePath, plan: Plan | None, snapshot: Snapshot | None = None) -> Iterator[View]:
+def open_view(
+    root: StatePath, plan: Plan | None, snapshot: Snapshot | None = None, wanted: Selection | None = None
+) -> Iterator[View]:
     """Open the state's tables for queries.
 
     Args:
         snapshot: for counts only, see ``View``.
+        wanted: what the queries need; None: everything.
 
     Raises:
         UsageError: there is no state yet.
@@ -686,7 +748,7 @@ def open_view(root: StatePath, plan: Plan | None, snapshot: Snapshot | None = No
         connect(Path(spill)) as db,
     ):
         state.verify()
-        yield View(db, state, Path(spill), snapshot)
+        yield View(db, state, Path(spill), snapshot, wanted)
 
 
 @contextlib.contextmanager
@@ -769,9 +831,9 @@ def _load_cached(root: StatePath, plan: Plan | None, *, by_plan: bool = True) ->
     return retry_read(root, read)
 
 
-def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T]) -> _T:
+def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Selection | None = None) -> _T:
     def read() -> _T:
-        with open_view(root, plan) as view:
+        with open_view(root, plan, wanted=wanted) as view:
             return query(view)
 
     return retry_read(root, read)
@@ -825,75 +887,3 @@ def retaining_sources(root: StatePath, plan: Plan) -> list[tuple[SourceNode, dic
             return [(node, load_memory(state, node.name).bookmarks) for node in nodes]
 
     return retry_read(root, read)
-
-
-# --- how far a plan has read its logs ---
-
-
-def log_counts(state: State | None, plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return for each log ``positions`` (partition -> the next place), ``read`` (entries processed) and ``lag`` (places
-    not processed yet; None: the log cannot be reached, or has been replaced).
-
-    Args:
-        state: None if the plan has never run.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for node in logs_read(plan.nodes):
-        assert isinstance(node.source, Log)
-        log = node.source.apart()  # a run in another thread may be reading it
-        found[node.name] = counts = _counts(None if state is None else LogPositions(state, node.name), log)
-        if isinstance(log, CombinedLog):
-            found |= dict(zip(node.after, _input_counts(log, counts["positions"]), strict=True))
-    return found
-
-
-def combined_counts(plan: Plan, sources: dict[str, dict[str, Any]]) -> dict[str, int]:
-    """Count the entries that each join and alts has received from its inputs.
-
-    Args:
-        sources: the result of ``log_counts``.
-    """
-    nodes = [n for n in plan.nodes if isinstance(n, SourceNode) and isinstance(n.source, CombinedLog)]
-    return {n.name: sum(sources[name]["read"] for name in n.after) for n in nodes}
-
-
-class _LogExtent(NamedTuple):
-    """Partitions of a log, with their first and last places."""
-
-    identities: Mapping[str, str]
-    begin: Positions
-    end: Positions
-    nothing: str
-
-
-def _input_counts(log: CombinedLog, positions: dict[str, int]) -> Iterator[dict[str, Any]]:
-    for name, each in log.inputs.items():
-        extent = _extent_of(each)
-        if extent is None:
-            yield {"positions": {}, "read": 0, "lag": None}
-            continue
-        own_positions = log.positions_of(name, positions)
-        read = sum(at - extent.begin.get(partition, at) for partition, at in own_positions.items())
-        missing = not own_positions or (read and extent.nothing)
-        yield {
-            "positions": own_positions,
-            "read": read,
-            "lag": None if missing else each.lag(own_positions, extent.end),
-        }
-
-
-def _counts(stored: LogPositions | None, log: Log) -> dict[str, Any]:
-    read, extent = 0 if stored is None else stored.entries_read, _extent_of(log)
-    if extent is None or (read and extent.nothing and not isinstance(log, CombinedLog)):
-        return {"positions": {} if stored is None else stored.all_places(), "read": read, "lag": None}
-    positions = next_places(stored, log, extent.identities, extent.begin, extent.end)
-    return {"positions": positions, "read": read, "lag": log.lag(positions, extent.end)}
-
-
-def _extent_of(log: Log) -> _LogExtent | None:
-    """Return None if the log cannot be reached: ``status`` works without it, and a run reports the error."""
-    try:
-        log.check()
-        return _LogExtent(log.identities(), log.begin(), log.end(), log.nothing())
-    except Exception:
-        return None

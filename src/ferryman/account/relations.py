@@ -11,18 +11,25 @@ from typing import Any, Final, NamedTuple, TypedDict
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from ferryman import limits
 from ferryman.account.counts import Counts, Tables, count
 from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotWriter, new_salt
-from ferryman.errors import UsageError
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_of_versions, logs_read
 from ferryman.plan.structure import reachable_destinations as nodes_reached
-from ferryman.records.families import SEPARATOR, STALE, FailedMember, Published, in_family_sql, older_publications
+from ferryman.records.families import (
+    SEPARATOR,
+    STALE,
+    held_delete,
+    in_family,
+    in_family_sql,
+    older_publications,
+)
 from ferryman.records.rows import (
     DISPLAY_STATUSES,
     DOCUMENTS,
     HELD,
-    HELD_DELETE,
     LEDGER,
     LEDGER_COLUMNS,
     NOT_READ,
@@ -36,14 +43,14 @@ from ferryman.records.rows import (
     Status,
     common_form_sql,
     display_status,
-    parse_status,
+    named_statuses,
     reason_sql,
 )
 from ferryman.state.activity import describe_trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions, number_of_text
 from ferryman.state.state import SETTLED, SNAPSHOT, WAVE, State, missed_entries
 from ferryman.storage import parquet
-from ferryman.storage.query import quote, quote_list, register
+from ferryman.storage.query import quote, quote_list, register, select_rows
 from ferryman.storage.tables import Table
 
 COUNTS: Final = tuple(DISPLAY_STATUSES)
@@ -74,14 +81,21 @@ class View:
     Args:
         snapshot: if it is valid, ``ledger`` has newer events only, and ``count``, ``waves`` and ``ended`` begin with
             it; no other query may run.
+        wanted: what the queries need; None: everything.
 
     Attributes:
         snapshot: the one that is used; None: ``ledger`` has all events.
         newer: number of events in ``ledger``, if a snapshot is used.
+        is_whole: whether everything is there, not only what was wanted.
     """
 
     def __init__(
-        self, db: duckdb.DuckDBPyConnection, state: State, folder: Path, snapshot: Snapshot | None = None
+        self,
+        db: duckdb.DuckDBPyConnection,
+        state: State,
+        folder: Path,
+        snapshot: Snapshot | None = None,
+        wanted: Selection | None = None,
     ) -> None:
         self._db = db
         self._folder = folder
@@ -101,15 +115,24 @@ class View:
             for table in (state.documents, state.ledger):
                 if table.transactions[SETTLED] < wave:
                     staged[table.name] = [p[0] for p in info[table.name]]
-        self._documents = self._register(state.documents, DOCUMENTS, staged["documents"])
+        self._documents, self._ledger = (
+            [*table.paths(), *table.paths(staged[table.name])] for table in (state.documents, state.ledger)
+        )
+        self._register_waiting(state.outbox)
         self.snapshot = None
         self.newer = 0
+        self.is_whole = True
         if snapshot is not None and snapshot.is_valid(state.ledger, self.settled, list(self._entry_logs)):
             self.snapshot = snapshot
+            register(db, "documents", self._documents, DOCUMENTS)
             self._ledger = self._register_newer(snapshot, staged["ledger"])
         else:
-            self._ledger = self._register(state.ledger, LEDGER, staged["ledger"])
-        self._register_outbox(state.outbox)
+            is_large = sum(file.rows for file in state.ledger.files.values()) >= limits.SELECTED_FROM
+            self.is_whole = wanted is None or not is_large or not self._select(wanted)
+            if self.is_whole:
+                register(db, "documents", self._documents, DOCUMENTS)
+                register(db, "ledger", self._ledger, LEDGER)
+        self._register_unsent(state.outbox)
 
     @property
     def created(self) -> str:
@@ -142,12 +165,16 @@ class View:
         self._db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
 
     def load(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-        """Store batches as a temporary table, for later queries; rows beyond the memory limit go to the disk."""
+        """Store batches as a temporary table, for later queries; rows beyond the memory limit go to the disk. Columns
+        that batches lack are null."""
         self._db.register("empty", schema.empty_table())
         self.keep(name, "SELECT * FROM empty")
         for batch in batches:
-            self._db.register("batch", pa.Table.from_batches([batch]))
-            self._db.execute(f"INSERT INTO {name} SELECT * FROM batch")
+            self._add(name, batch)
+
+    def _add(self, name: str, batch: pa.RecordBatch) -> None:
+        self._db.register("batch", pa.Table.from_batches([batch]))
+        self._db.execute(f"INSERT INTO {name} BY NAME SELECT * FROM batch")
 
     def count(self, reached: Mapping[str, Sequence[str]], writer: SnapshotWriter | None = None) -> Counts:
         """Count everything.
@@ -286,16 +313,20 @@ class View:
 
     def outcomes(self, message: str, limit: int) -> tuple[dict[str, int], list[dict[str, Any]]]:
         """Return what became of the deliveries that a command concerned; see ``account.outcomes``."""
+        since = self._scalar("SELECT coalesce(min(wave), -1) FROM ledger WHERE message = $m", {"m": message})
+        if since < 0:
+            return {}, []
         self._db.execute(
-            """
+            f"""
             CREATE OR REPLACE TEMP TABLE outcomes AS
                 WITH asked AS (
-                    SELECT DISTINCT source, document, destination, route FROM ledger WHERE message = $message
+                    SELECT DISTINCT source, document, destination, route FROM ledger
+                    WHERE message = $message AND wave >= {since}
                 )
-                SELECT l.document, l.destination, arg_max({status: l.status, operation: l.operation,
-                    message: l.message, attempt: l.attempt, wave: l.wave, created: l.created},
+                SELECT l.document, l.destination, arg_max({{status: l.status, operation: l.operation,
+                    message: l.message, attempt: l.attempt, wave: l.wave, created: l.created}},
                     l.wave * 4 + l.ordinal) AS last
-                FROM ledger l JOIN asked a USING (source, document, destination, route)
+                FROM ledger l JOIN asked a USING (source, document, destination, route) WHERE l.wave >= {since}
                 GROUP BY l.source, l.document, l.destination, l.route
             """,
             {"message": message},
@@ -371,7 +402,7 @@ class View:
         )
         for row in found:
             for published, failure in older_publications(row["given"], row["failed"]):
-                held = _held_delete(row, published, failure)
+                held = held_delete(row, published, failure)
                 if wanted.includes_held(held):
                     yield held
 
@@ -431,7 +462,7 @@ class View:
 
     def reasons(self, wanted: Filter, limit: int | None = None) -> list[dict[str, Any]]:
         """Count deliveries by status and reason; see ``account.reasons``."""
-        wanted = wanted._replace(statuses=wanted.statuses or _NOT_ARRIVED)
+        wanted = wanted._replace(statuses=wanted.statuses or NOT_ARRIVED)
         self._make_current(wanted, ["wave", "status", "operation", "document", f"{reason_sql()} AS reason"])
         return self.rows(f"""
             SELECT status, operation, count(*) AS deliveries, arg_min(reason, document) AS reason,
@@ -487,7 +518,7 @@ class View:
         """Count deliveries that have not arrived, by status and by the step or router that their reason names."""
         names = "'^(?:dropped by |waits for |not its branch: )?(?:step|router) ([^ :,]+)'"
         node = f"regexp_extract({reason_sql()}, {names}, 1)"
-        self._make_current(Filter(_NOT_ARRIVED), ["wave", "status", "operation", f"{node} AS node"])
+        self._make_current(Filter(NOT_ARRIVED), ["wave", "status", "operation", f"{node} AS node"])
         return self.rows(
             "SELECT node, status, operation, count(*) AS deliveries FROM current WHERE node <> '' GROUP BY ALL"
         )
@@ -560,10 +591,63 @@ class View:
             ) WHERE again IS NOT NULL GROUP BY source
         """).fetchall()
 
-    def _register(self, table: Table, schema: pa.Schema, staged: list[str]) -> list[Path]:
-        paths = [*table.paths(), *table.paths(staged)]
-        register(self._db, table.name, paths, schema)
-        return paths
+    def _select(self, wanted: Selection) -> bool:
+        """Make ``ledger`` and ``documents`` of what a selection needs; return False if everything is to be read.
+
+        1. the events that pass its condition
+        2. for each later event of their deliveries a row with its place in their order
+        3. rows of their documents
+        """
+        if wanted is SCAN:
+            for name, paths, schema in (("documents", self._documents, DOCUMENTS), ("ledger", self._ledger, LEDGER)):
+                self._db.register(name, parquet.scan(paths, schema))
+            return True
+        waiting = sum(file.rows for file in self._state.outbox.files.values()) if wanted.waits else 0
+        if waiting > limits.SELECTED_EVENTS:
+            return False
+        self.load("ledger", LEDGER, ())
+        number = 0
+        for batch in select_rows(self._ledger, LEDGER, LEDGER.names, wanted.events, wanted.keys):  # 1
+            if (number := number + batch.num_rows) > limits.SELECTED_EVENTS:
+                self._db.execute("DROP TABLE ledger")
+                return False
+            self._add("ledger", batch)
+        later, documents, columns = None, wanted.documents, DOCUMENTS.names
+        if wanted.follows:
+            later, documents = self._conditions_of_followers(waiting > 0)
+            columns = ["source", "document", "revision"]
+        if later is not None:
+            for batch in select_rows(self._ledger, LEDGER, _ORDER, later, _ORDER):  # 2
+                self._add("ledger", batch)
+        rows = select_rows(self._documents, DOCUMENTS, columns, documents, columns[:4]) if documents is not None else ()
+        self.load("documents", DOCUMENTS, rows)  # 3
+        return True
+
+    def _conditions_of_followers(self, waits: bool) -> tuple[pc.Expression | None, pc.Expression | None]:
+        """Return the conditions of later events of the deliveries in ``ledger``, and of newer revisions of their
+        documents; None: there are none.
+
+        Args:
+            waits: likewise of rows of the outbox, and of these all events.
+        """
+        later = documents = None
+        for table in ("ledger", "waiting") if waits else ("ledger",):
+            [(order, revision)] = self._db.execute(
+                f"SELECT min({_EVENT_ORDER if table == 'ledger' else '0'}), min(revision) FROM {table}"
+            ).fetchall()
+            if revision is None:
+                continue
+            names = {
+                column: self._db.sql(f"SELECT DISTINCT {column} FROM {table}").to_arrow_table()[column]
+                for column in ("delivery_hash", "origin")
+            }
+            wave, ordinal = divmod(order, 4)
+            is_later = (pc.field("wave") > wave) | ((pc.field("wave") == wave) & (pc.field("ordinal") > ordinal))
+            has_hash = is_later & pc.field("delivery_hash").isin(names["delivery_hash"].combine_chunks())
+            is_newer = (pc.field("revision") > revision) & pc.field("document").isin(names["origin"].combine_chunks())
+            later = has_hash if later is None else later | has_hash
+            documents = is_newer if documents is None else documents | is_newer
+        return later, documents
 
     def _register_newer(self, snapshot: Snapshot, staged: list[str]) -> list[Path]:
         """Make ``ledger`` of the events that a snapshot does not have; only files with such events are read.
@@ -579,7 +663,7 @@ class View:
         self.newer = self._scalar("SELECT count(*) FROM ledger")
         return paths
 
-    def _register_outbox(self, outbox: Table) -> None:
+    def _register_waiting(self, outbox: Table) -> None:
         if not outbox.files:  # the usual case: an empty table is quicker to make than the views
             for name in ("waiting", "unsent"):
                 self._db.register(name, _EMPTY_WAITING.empty_table())
@@ -599,11 +683,16 @@ class View:
             CREATE TEMP VIEW waiting AS
                 SELECT *, 'BATCHED' AS status, {reason} AS message, NULL::TIMESTAMPTZ AS created
                 FROM ({" UNION ALL ".join(queries)});
-            CREATE TEMP VIEW unsent AS
-                SELECT * FROM waiting WHERE delivery_hash NOT IN (
-                    SELECT delivery_hash FROM ledger WHERE delivery_hash IN (SELECT delivery_hash FROM waiting)
-                )
         """)
+
+    def _register_unsent(self, outbox: Table) -> None:
+        if outbox.files:
+            self._db.execute("""
+                CREATE TEMP VIEW unsent AS
+                    SELECT * FROM waiting WHERE delivery_hash NOT IN (
+                        SELECT delivery_hash FROM ledger WHERE delivery_hash IN (SELECT delivery_hash FROM waiting)
+                    )
+            """)
 
     def _blocked_reason(self) -> str:
         """Return SQL for the reason of a row that waits for an earlier export of its key, else NULL."""
@@ -652,31 +741,10 @@ _STALE_END: Final = f'","{STALE}"]'
 """End of a publication in ``documents.given`` whose delete is held."""
 
 
-def _held_delete(row: Mapping[str, Any], published: Published, failure: FailedMember | None) -> dict[str, Any]:
-    """Return a row of ``deliveries`` for a delete that a failed step holds.
-
-    Args:
-        row: the last row of the family's document.
-        failure: where a part of the newer version failed; None: it is not known any more.
-    """
-    where = "a step failed" if failure is None else f"{failure.node} failed for {row['origin'] + failure.member}"
-    message = f"{HELD_DELETE}{where} of the newer version; `ferryman retry PLAN` tries it again"
-    values = {
-        **{name: row[name] for name in ("source", "origin", "version", "revision", "wave")},
-        "document": row["origin"] + published.member,
-        "operation": "delete",
-        "route": published.route,
-        "destination": published.destination,
-        "status": HELD,
-        "message": message,
-        "attempt": 0,
-    }
-    return {name: values.get(name) for name in LEDGER_COLUMNS}
-
-
 _ENDED: Final = "failed, was rejected, or is in doubt"
 
-_NOT_ARRIVED: Final = frozenset(Status) - {Status.INDEXED}
+NOT_ARRIVED: Final = frozenset(Status) - {Status.INDEXED}
+"""Stored statuses of deliveries that are neither delivered nor deleted."""
 
 
 def _newest(where: list[str], limit: int | None, window: int | None) -> str:
@@ -709,6 +777,32 @@ def _newest(where: list[str], limit: int | None, window: int | None) -> str:
 
 
 # --- filters ---
+
+
+class Selection(NamedTuple):
+    """Part of a state that is enough for a query: of a large state only this is read.
+
+    Attributes:
+        events: condition of events.
+        keys: its columns.
+        follows: whether it also takes what may have happened to their deliveries and documents since.
+        waits: whether it takes the rows of the outbox that have no event yet.
+        documents: condition of rows of ``documents``, by ``source``, ``document`` and ``revision``, unless ``follows``;
+            None: none are needed.
+    """
+
+    events: pc.Expression
+    keys: Sequence[str]
+    follows: bool = False
+    waits: bool = True
+    documents: pc.Expression | None = None
+
+
+SCAN: Final = Selection(pc.scalar(True), ())
+"""Everything, of which the query reads few columns, or few rows that a plain condition on a column tells."""
+
+
+_ORDER: Final = ("delivery_hash", "wave", "ordinal")
 
 
 class FilterOptions(TypedDict, total=False):
@@ -760,6 +854,27 @@ class Filter(NamedTuple):
             and (self.family in (None, origin) or origin.startswith(f"{self.family}{SEPARATOR}"))
         )
 
+    def selection(self) -> Selection | None:
+        """Return the part of a state that has all deliveries which pass; None: there is no such part."""
+        listed = self.statuses - {STOPPED, HELD}
+        if listed != self.statuses or not listed or Status.INDEXED in listed:
+            if self.family is None or self.document is not None:
+                return None
+            return Selection(in_family(self.family), ("origin",), documents=in_family(self.family, "document"))
+        field = pc.field
+        condition, keys = field("status").isin(sorted(map(str, listed))), ["status"]
+        for column in ("destination", "source", "origin", "operation"):
+            if (value := getattr(self, column)) is not None:
+                condition &= field(column) == value
+                keys.append(column)
+        if self.document is not None:
+            condition &= (field("document") == self.document) | (field("origin") == self.document)
+            keys += ["document", "origin"]
+        if self.family is not None:
+            condition &= in_family(self.family)
+            keys.append("origin")
+        return Selection(condition, keys, follows=True, waits=Status.BATCHED in listed)
+
     @staticmethod
     def from_options(options: FilterOptions) -> Filter:
         """Translate the filters of a user.
@@ -795,17 +910,3 @@ class Filter(NamedTuple):
 
 
 EVERYTHING: Final = Filter()
-
-
-def named_statuses(status: str | None) -> tuple[frozenset[str], str | None]:
-    """Return the stored statuses that a status means (empty: any), and the operation where it matters.
-
-    Raises:
-        UsageError: there is no such status.
-    """
-    if status is None:
-        return frozenset(), None
-    try:
-        return parse_status(status)
-    except ValueError as e:
-        raise UsageError(f"status {status}: {e}.") from None

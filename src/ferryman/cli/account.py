@@ -690,7 +690,7 @@ def print_targets(plan: Plan, root: StatePath, spec: str, state: str | None) -> 
 
 def empty_status(plan: Plan) -> dict[str, Any]:
     """Return the status of a plan that never ran: all counts are zero, and it is balanced."""
-    from ferryman.account.queries import log_counts
+    from ferryman.state.logs import log_counts
 
     kinds = {n.name: n.kind for n in plan.nodes}
     return {

@@ -19,6 +19,8 @@ _AT_ONCE: Final = 2
 """Questions that are worked on at once: each needs ``limits.QUERY_MEMORY``."""
 KEPT: Final = 2_000
 """Answers that are kept; the one that was least recently used goes first."""
+_QUICK: Final = 1
+"""Quick questions that are worked on at once: none of them waits for one that takes long."""
 _FIRST_S: Final = 2.0
 """Seconds that a page waits for the first answer."""
 _AGAIN_S: Final = 0.25
@@ -55,13 +57,20 @@ class Answers:
 
     def __init__(self, first_s: float = _FIRST_S, again_s: float = _AGAIN_S) -> None:
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="answers")
+        self._quick_pool = ThreadPoolExecutor(_QUICK, thread_name_prefix="quick-answers")
         self._lock = threading.Lock()
         self._stored: OrderedDict[Hashable, _Stored] = OrderedDict()
         self._running: dict[Hashable, Future[_Stored]] = {}
         self.first_s, self.again_s = first_s, again_s
 
     def ask(
-        self, question: Hashable, version: Hashable, find: Callable[[], T], waited_s: float = 0.0
+        self,
+        question: Hashable,
+        version: Hashable,
+        find: Callable[[], T],
+        waited_s: float = 0.0,
+        *,
+        is_quick: bool = False,
     ) -> KnownAnswer[T]:
         """Return the answer to a question.
 
@@ -69,19 +78,15 @@ class Answers:
             version: of what it is about; an answer of the same version is current.
             find: finds the answer.
             waited_s: seconds that the page has waited for other answers.
+            is_quick: whether it takes moments; it is not to wait for questions that take long.
 
         Raises:
             StillCounting: there is no answer yet.
         """
-        with self._lock:
-            stored = self._stored.get(question)
-            if stored is not None:
-                self._stored.move_to_end(question)
-                if stored.version == version:
-                    return KnownAnswer(stored.value, None)
-            future = self._running.get(question)
-            if future is None:
-                future = self._running[question] = self._pool.submit(self._find, question, version, find)
+        stored, future = self._begin(question, version, find, self._quick_pool if is_quick else self._pool)
+        if future is None:
+            assert stored is not None, "an answer is there, or on its way"
+            return KnownAnswer(cast(T, stored.value), None)
         try:
             longest_s = self.first_s if stored is None else self.again_s
             found = future.result(max(0.0, longest_s - waited_s))
@@ -92,6 +97,24 @@ class Answers:
                 return KnownAnswer(cast(T, stored.value), stored.at)
             raise
         return KnownAnswer(cast(T, found.value), None if found.version == version else found.at)
+
+    def begin(self, question: Hashable, version: Hashable, find: Callable[[], Any]) -> None:
+        """Begin to work on a question that is about to be asked, beside others."""
+        self._begin(question, version, find, self._pool)
+
+    def _begin(
+        self, question: Hashable, version: Hashable, find: Callable[[], Any], pool: ThreadPoolExecutor
+    ) -> tuple[_Stored | None, Future[_Stored] | None]:
+        """Return the last answer, and the one that is on its way; None: there is none."""
+        with self._lock:
+            stored = self._stored.get(question)
+            if stored is not None:
+                self._stored.move_to_end(question)
+                if stored.version == version:
+                    return stored, None
+            if (future := self._running.get(question)) is None:
+                future = self._running[question] = pool.submit(self._find, question, version, find)
+            return stored, future
 
     def _find(self, question: Hashable, version: Hashable, find: Callable[[], Any]) -> _Stored:
         try:
@@ -107,4 +130,5 @@ class Answers:
 
     def close(self) -> None:
         """Wait for no question any more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._quick_pool):
+            pool.shutdown(wait=False, cancel_futures=True)

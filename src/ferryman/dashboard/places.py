@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shlex
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -27,8 +26,6 @@ _DEPTH: Final = 3
 """Levels of folders below a named one that are searched."""
 _FOLDERS: Final = 5_000
 """Folders that are searched at most."""
-FRESH_S: Final = 2.0
-"""Seconds for which a search counts as current."""
 _PLAN_FILES: Final = 100
 """Files of a folder in which the name of a plan is looked for, at most."""
 _PLAN_BYTES: Final = 1 << 20
@@ -123,8 +120,6 @@ class Places:
         self._folders: list[StatePath] = []
         self._urls: list[str] = []
         self._plans: list[tuple[str, Plan | Flow, Path | None]] = []
-        self._lock = threading.Lock()
-        self._found: tuple[float, Found] | None = None
         for text in self.named:
             self._add(text)
 
@@ -141,14 +136,8 @@ class Places:
             raise UsageError(f"{text}: there is no such folder. Give folders of states, a plan file, or neither.")
 
     def find(self) -> Found:
-        """Return what there is now, as of a moment ago."""
-        with self._lock:
-            if self._found is None or time.monotonic() - self._found[0] >= FRESH_S:
-                self._found = (time.monotonic(), self._search())
-            return self._found[1]
-
-    def _search(self) -> Found:
-        found = Found({}, {}, {}, {})
+        """Search for what there is now."""
+        found, plan_files = Found({}, {}, {}, {}), _PlanFiles()
         for spec, what, file in self._plans:
             self._add_named(found, spec, what, file)
         roots = {place.root for place in found.plans.values()}
@@ -157,7 +146,7 @@ class Places:
                 if kind == "state" and path not in roots:
                     roots.add(path)
                     key = _free_key(found.plans, path.name, path)
-                    found.plans[key] = PlanPlace(key, path, *_arguments(path))
+                    found.plans[key] = PlanPlace(key, path, *_arguments(path, plan_files))
                 elif kind == "queue":
                     key = _free_key(found.queues, path.name, path)
                     found.queues[key] = QueuePlace(key, path.name, path)
@@ -235,31 +224,46 @@ def _is_searched(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _arguments(root: StatePath) -> tuple[str, str | None]:
+class _PlanFiles:
+    """The plan files beside folders of states, each folder searched once. Files are read, not run."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, dict[str, Path]] = {}
+
+    def find(self, root: Path) -> Path | None:
+        """Return the file with the name of a state's plan in it."""
+        folder = root.parent.parent
+        if folder not in self._known:
+            self._known[folder] = _plans_in(folder)
+        return self._known[folder].get(root.name.rpartition("-v")[0])
+
+
+def _plans_in(folder: Path) -> dict[str, Path]:
+    """Return the names of plans in the files of a folder -> the first file that has it."""
+    found: dict[str, Path] = {}
+    with contextlib.suppress(OSError):
+        for file in sorted(folder.glob("*.py"))[:_PLAN_FILES]:
+            if file.stat().st_size <= _PLAN_BYTES:
+                for name in _PLAN_NAME.findall(file.read_text("utf-8", "replace")):
+                    found.setdefault(name[1], file)
+    return found
+
+
+_PLAN_NAME: Final = re.compile(r"""\bPlan\(\s*(["'])(.*?)\1""")
+
+
+def _arguments(root: StatePath, plan_files: _PlanFiles) -> tuple[str, str | None]:
     """Return the PLAN and the ``--state`` argument of commands about a state.
 
-    The plan file is the one beside the folder of states that has the plan's name in it. It is read, not run.
+    The plan file is the one beside the folder of states that has the plan's name in it.
     """
     states = root.parent
     if isinstance(states, ObjectPath):
         return "PLAN", str(states)
-    if isinstance(root, ObjectPath) or (file := _plan_file_beside(root)) is None:
+    if isinstance(root, ObjectPath) or (file := plan_files.find(root)) is None:
         return "PLAN", _shown_path(states)
     usual = states == file.parent / ".ferryman"
     return _shown_path(file), None if usual else _shown_path(states)
-
-
-def _plan_file_beside(root: Path) -> Path | None:
-    name = root.name.rpartition("-v")[0]
-    named = re.compile(rf"""\bPlan\(\s*["']{re.escape(name)}["']""")
-    try:
-        candidates = sorted(root.parent.parent.glob("*.py"))[:_PLAN_FILES]
-        for file in candidates:
-            if file.stat().st_size <= _PLAN_BYTES and named.search(file.read_text("utf-8", "replace")):
-                return file
-    except OSError:
-        return None
-    return None
 
 
 def _shown_path(path: StatePath) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from starlette.responses import Response
@@ -15,8 +15,9 @@ from ferryman.account import families
 from ferryman.account.queries import last_entries, running
 from ferryman.counted_picture import svg_with_counts
 from ferryman.dashboard.answers import KnownAnswer, StillCounting
+from ferryman.dashboard.cells import rate
 from ferryman.dashboard.places import PlanPlace, describe_error
-from ferryman.dashboard.web import PAGE_ROWS, NotFound, WebPage
+from ferryman.dashboard.web import FRESH_S, PAGE_ROWS, NotFound, WebPage
 from ferryman.errors import FerrymanError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.plan.paths import target_of
@@ -24,7 +25,8 @@ from ferryman.plan.picture import svg
 from ferryman.plan.picture.textual import type_name
 from ferryman.records.keys import KeyStates
 from ferryman.records.rows import display_status, reason_of, traceback_of
-from ferryman.state.state import MIGRATED, id_of
+from ferryman.state.runs import PastRuns, load_runs
+from ferryman.state.state import MIGRATED, RUNS, id_of
 from ferryman.storage import files
 
 T = TypeVar("T")
@@ -34,14 +36,13 @@ RED: Final = ("failed", "rejected", "in_doubt")
 """Counts that need an operator."""
 STATUSES: Final = ("failed", "rejected", "in_doubt", "pending", "dropped", "held", "stopped")
 _WAVES: Final = 20
+_RUNS: Final = 20
 _EVENTS: Final = 50
 _TREE: Final = 200
 _REASONS: Final = 100
 _REASONS_SHOWN: Final = 3
 """Reasons that are asked for; and shown on the first page of a plan."""
 _PLANS: Final = 100
-FRESH_S: Final = 2.0
-"""Seconds for which the list of all plans counts as current."""
 _OLD_S: Final = 15.0
 """Seconds from which on the list says how old it is."""
 
@@ -51,12 +52,16 @@ class PlanLine(NamedTuple):
 
     Attributes:
         level: for its order and colour: ``bad``, ``busy``, ``waits``, ``good`` or ``none``.
+        success: when the last run ended that left nothing pending.
+        last: when its last wave began.
+        pace: of the phase that is running, else of the last run.
     """
 
     place: PlanPlace
     level: str
     verdict: str
     counts: Mapping[str, int]
+    success: Any
     last: Any
     pace: str
     next_run: Any
@@ -68,11 +73,13 @@ class PlanFacts(NamedTuple):
 
     Attributes:
         last: when its last wave began.
+        runs: its last runs.
     """
 
     status: Mapping[str, Any]
     last: Any
     stopped: list[dict[str, Any]]
+    runs: PastRuns
 
 
 class KnownFacts(NamedTuple):
@@ -111,6 +118,16 @@ def _check_exists(place: PlanPlace) -> None:
             f"{place.root}: there is no state here yet: nothing has run, or it was removed. "
             f"Next: {place.command('run')}"
         )
+
+
+def begin(page: WebPage, place: PlanPlace, question: Hashable, find: Callable[[Plan], Any]) -> None:
+    """Begin to work on a question that this page is going to ask.
+
+    Raises:
+        NotFound: there is no state.
+    """
+    _check_exists(place)
+    page.dashboard.answers.begin((place.root, question), version_of(place), lambda: find(place.plan()))
 
 
 def ask_for_part(page: WebPage, place: PlanPlace, question: Hashable, find: Callable[[Plan], T], nothing: T) -> T:
@@ -160,11 +177,11 @@ def totals(status: Mapping[str, Any]) -> dict[str, int]:
 def plans(page: WebPage) -> Response:
     """Show all plans, those in trouble first."""
     now = time.time()
-    ask = page.dashboard.answers.ask
+    ask, places = page.dashboard.answers.ask, list(page.found.plans.values())
     answers: list[KnownAnswer[Any]] = []
     with contextlib.suppress(StillCounting):  # what is counted by now is shown
-        answers.append(ask("facts", now // FRESH_S, lambda: _count_facts(page), _LINES_S))
-    answers.append(ask("plans", now // FRESH_S, lambda: _lines(page)))
+        answers.append(ask("facts", now // FRESH_S, lambda: _count_facts(page, places), page.waited_s + _LINES_S))
+    answers.append(ask("plans", now // FRESH_S, lambda: _lines(page, places), page.waited_s, is_quick=True))
     for answer in answers:
         if answer.as_of is not None and now - answer.as_of > _OLD_S:
             page.current(answer)
@@ -185,8 +202,8 @@ def plans(page: WebPage) -> Response:
     )
 
 
-def _lines(page: WebPage) -> list[PlanLine]:
-    lines = [_line(page, place) for place in page.found.plans.values()]
+def _lines(page: WebPage, places: Sequence[PlanPlace]) -> list[PlanLine]:
+    lines = [_line(page, place) for place in places]
     return sorted(lines, key=lambda line: (_ORDER.index(line.level), line.place.key))
 
 
@@ -196,7 +213,7 @@ def _line(page: WebPage, place: PlanPlace) -> PlanLine:
     known: KnownFacts | None = page.dashboard.facts.get(place.root)
     try:
         if not place.exists:
-            return PlanLine(place, "none", "never ran", nothing, None, "", None, "")
+            return PlanLine(place, "none", "never ran", nothing, None, None, "", None, "")
         active = running(place.root)
         facts, error = (None, None) if known is None else (known.facts, known.error)
     except Exception as e:
@@ -204,31 +221,31 @@ def _line(page: WebPage, place: PlanPlace) -> PlanLine:
     if error is not None:
         verdict = type(error).__name__ if isinstance(error, FerrymanError) else "error"
         names = {"StateDamaged": "damaged", "UsageError": "no state"}
-        return PlanLine(place, "bad", names.get(verdict, verdict), nothing, None, "", None, describe_error(error))
+        return PlanLine(place, "bad", names.get(verdict, verdict), nothing, None, None, "", None, describe_error(error))
     if facts is None:
-        return PlanLine(place, "none", _COUNTING, nothing, None, "", None, "")
+        return PlanLine(place, "none", _COUNTING, nothing, None, None, "", None, "")
     counts = totals(facts.status)
     level, verdict = verdict_of(place, facts.status, counts, active, facts.stopped)
     until = None if active is None else active["until"]
-    pace = ""
+    pace = rate(past[-1].done, past[-1].duration_s) if (past := facts.runs.last) else ""
     if active is not None and active["phase"] and active["done"] and (since := active["phase_since"]):
         seconds = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(since)).total_seconds()
-        pace = f"{active['done'] / max(seconds, 1):.0f}/s"
-    return PlanLine(place, level, verdict, counts, facts.last, pace, until, "")
+        pace = rate(active["done"], seconds)
+    success = None if facts.runs.success is None else facts.runs.success.ended
+    return PlanLine(place, level, verdict, counts, success, facts.last, pace, until, "")
 
 
-def _count_facts(page: WebPage) -> None:
+def _count_facts(page: WebPage, places: Sequence[PlanPlace]) -> None:
     """Count what the list says of each plan whose state has changed. A thousand plans take a minute, so pages show what
     is counted by then."""
     facts = page.dashboard.facts
-    places = page.found.plans.values()
     for root in facts.keys() - {place.root for place in places if place.exists}:
         del facts[root]
     for place in places:
         if not place.exists:
             continue
         try:
-            version = version_of(place)
+            version = (version_of(place), files.stamp(place.root / RUNS))
             if place.root not in facts or facts[place.root].version != version:
                 facts[place.root] = KnownFacts(version, _find_facts(place))
         except Exception as e:  # its line says so
@@ -239,7 +256,7 @@ def _find_facts(place: PlanPlace) -> PlanFacts:
     plan = place.plan()
     waves = account.waves(place.root, 1, plan)
     last = waves[0]["created"] if waves else None
-    return PlanFacts(account.status(place.root, plan), last, account.stopped(place.root, plan))
+    return PlanFacts(account.status(place.root, plan), last, account.stopped(place.root, plan), load_runs(place.root))
 
 
 def verdict_of(
@@ -271,10 +288,13 @@ def verdict_of(
 def plan(page: WebPage) -> Response:
     """Show one plan: the picture, what runs, what is left, which nodes are in trouble."""
     place = find_place(page)
+    nothing: list[dict[str, Any]] = []
+    no_counts: dict[str, dict[str, int]] = {}
+    begin(page, place, "status", lambda plan: account.status(place.root, plan))
+    begin(page, place, "by_node", lambda plan: account.by_node(place.root, plan))
     status = status_of(page, place)
     plan = place.plan()
     active = running(place.root)
-    nothing: list[dict[str, Any]] = []
     stopped = ask_for_part(page, place, "stopped", lambda plan: account.stopped(place.root, plan), nothing)
     counts = totals(status)
     activity = {} if active is None else {name: active[name] for name in ("wave", "phase")}
@@ -284,11 +304,13 @@ def plan(page: WebPage) -> Response:
         pending = ask_for_part(page, place, question, lambda plan: account.pending_reasons(place.root, plan), nothing)
     reasons = nothing
     if any(counts[name] for name in RED):
-        found = ask_for_part(
-            page, place, ("reasons",), lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS), nothing
+        reasons = ask_for_part(
+            page,
+            place,
+            ("reasons", RED),
+            lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS, among=RED),
+            nothing,
         )
-        reasons = [each for each in found if each["status"] in RED]
-    no_counts: dict[str, dict[str, int]] = {}
     by_node = ask_for_part(page, place, "by_node", lambda plan: account.by_node(place.root, plan), no_counts)
     waves = ask_for_part(page, place, "waves", lambda plan: account.waves(place.root, 5, plan), nothing)
     level, verdict = verdict_of(place, status, counts, active, stopped)
@@ -431,15 +453,18 @@ def document(page: WebPage) -> Response:
         raise NotFound("Give the id of a document: the field in the head of this page finds it.")
     number = page.number("page")
     needed = number * _EVENTS + 1
-    found = ask(
+    found, statuses = ask(
         page,
         place,
         ("history", id, needed),
-        lambda plan: account.history(place.root, id, plan, limit=needed),
+        lambda plan: families.history_with_statuses(place.root, id, plan, limit=needed),
     )
     plan = place.plan()
     if not found:
-        nearest = ask(page, place, ("nearest", id), lambda plan: account.nearest_documents(place.root, id, plan))
+        nothing: list[str] = []
+        nearest = ask_for_part(
+            page, place, ("nearest", id), lambda plan: account.nearest_documents(place.root, id, plan), nothing
+        )
         return page.render(
             "unknown_document.html",
             404,
@@ -470,7 +495,7 @@ def document(page: WebPage) -> Response:
         more=len(found) >= needed,
         places=_current(found),
         tree=_tree(found),
-        families=ask(page, place, ("family", origin), lambda plan: families.family_statuses(place.root, origin, plan)),
+        families=statuses,
         original=_original(plan, last),
         command=place.command("history", id),
         refresh_s=10,
@@ -527,9 +552,20 @@ def _original(plan: Plan, event: Mapping[str, Any]) -> tuple[str, str]:
 # --- runs ---
 
 
+_ENDS: Final = {
+    0: "all sources read, nothing pending",
+    1: "ended with an error",
+    2: "wrong use",
+    3: "all sources read; some failed or were rejected",
+    4: "something is pending",
+}
+"""Exit code of a run -> what it says."""
+
+
 def runs(page: WebPage) -> Response:
-    """Show the last waves as bars; and one wave's events."""
+    """Show the last runs and waves as bars; and one wave's events."""
     place = find_place(page)
+    begin(page, place, "times", lambda plan: account.wave_times(place.root, 2 * _WAVES, plan))
     waves = ask(page, place, ("waves", _WAVES), lambda plan: account.waves(place.root, _WAVES, plan))
     times = ask(page, place, "times", lambda plan: account.wave_times(place.root, 2 * _WAVES, plan))
     shown = []
@@ -551,6 +587,9 @@ def runs(page: WebPage) -> Response:
         place=place,
         tab="runs",
         is_keyed=bool(keyed_nodes(place.plan().nodes)),
+        runs=(past := load_runs(place.root).last[: -_RUNS - 1 : -1]),
+        most_done=max((run.done for run in past), default=0) or 1,
+        ends=_ENDS,
         waves=shown,
         most=max(most, 1),
         wave=number,

@@ -28,6 +28,8 @@ PAGE_ROWS: Final = 50
 """Rows of a page."""
 PAGES_MAX: Final = 200
 """Pages that one can turn; what is behind them is found with a filter."""
+FRESH_S: Final = 2.0
+"""Seconds for which a search for plans, and the list of them, count as current."""
 _FORM_BYTES: Final = 64 << 10
 _FIELDS: Final = 200
 
@@ -98,8 +100,9 @@ class WebPage:
 
     @functools.cached_property
     def found(self) -> Found:
-        """Return what there is to show."""
-        return self.dashboard.places.find()
+        """Return what there is to show, as of a moment ago."""
+        find = self.dashboard.places.find
+        return self.dashboard.answers.ask("places", time.monotonic() // FRESH_S, find, is_quick=True).value
 
     def query(self, name: str) -> str:
         """Return a parameter of the URL; "" if it is not there."""
@@ -126,10 +129,14 @@ class WebPage:
             self.oldest = min(self.oldest or answer.as_of, answer.as_of)
         return answer.value
 
+    @property
+    def waited_s(self) -> float:
+        """Return the seconds that this page has taken so far."""
+        return time.monotonic() - self.began
+
     def answer(self, question: Hashable, version: Hashable, find: Callable[[], T]) -> T:
         """Return the answer to a question as ``Answers.ask`` finds it, within what is left of the page's time."""
-        waited_s = time.monotonic() - self.began
-        value: T = self.current(self.dashboard.answers.ask(question, version, find, waited_s))
+        value: T = self.current(self.dashboard.answers.ask(question, version, find, self.waited_s))
         return value
 
     def render(self, template: str, code: int = 200, **values: Any) -> HTMLResponse:

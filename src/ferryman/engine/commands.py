@@ -257,7 +257,7 @@ def count_concerned(root: StatePath, plan: Plan, command: Command) -> int:
 
 
 def _count(root: StatePath, plan: Plan, query: Filter) -> int:
-    with open_view(root, plan) as view:
+    with open_view(root, plan, wanted=query.selection()) as view:
         return view.count_deliveries(query)
 
 
@@ -267,7 +267,7 @@ def _count_shares(state: State, command: Command) -> int:
         return 0
     if command.deliveries is not None:
         return 1
-    with open_view(state.root, state.plan) as view:
+    with open_view(state.root, state.plan, wanted=query.selection()) as view:
         most = view.count_events(query)
     return -(-most // limits.COMMAND_DELIVERIES)
 
@@ -276,8 +276,9 @@ def _select_deliveries(state: State, command: Command, share: tuple[int, int]) -
     """Return one share of the deliveries that a command affects, as columns."""
     if command.deliveries is not None:
         return _select_missing(state, command.deliveries)
-    with open_view(state.root, state.plan) as view:
-        selected = view.deliveries(_make_filter(command), share=share)
+    query = _make_filter(command)
+    with open_view(state.root, state.plan, wanted=query.selection()) as view:
+        selected = view.deliveries(query, share=share)
     if command.documents is not None:
         selected = [d for d in selected if d["origin"] in command.documents]
     if command.definition.whole_documents:

@@ -6,13 +6,15 @@ id has after the origin's: "" for the origin itself, "#3" for a child, "#3#a" fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
+import pyarrow.compute as pc
 
 from ferryman.document import content_version
+from ferryman.records.rows import HELD, HELD_DELETE, LEDGER_COLUMNS
 from ferryman.storage.query import quote
 
 
@@ -99,6 +101,12 @@ def in_family_sql(family: str, column: str = "origin") -> str:
     return f"({column} = {quote(family)} OR starts_with({column}, {quote(family + SEPARATOR)}))"
 
 
+def in_family(family: str, column: str = "origin") -> pc.Expression:
+    """Return the condition of ``in_family_sql`` for Arrow, by whose bounds row groups can be left out."""
+    first, field = family + SEPARATOR, pc.field(column)
+    return (field == family) | ((field >= first) & (field < first[:-1] + chr(ord(first[-1]) + 1)))
+
+
 def parent_of(child: str) -> str:
     """Return the id of a child's parent; a key contains no ``#``."""
     return child.rpartition("#")[0]
@@ -137,6 +145,28 @@ def older_publications(given: str, failed: str | None) -> Iterator[tuple[Publish
             if each.content == STALE:
                 at_destination = (f for f in failures if any(o.destination == each.destination for o in f.owed))
                 yield each, next(at_destination, None)
+
+
+def held_delete(row: Mapping[str, Any], published: Published, failure: FailedMember | None) -> dict[str, Any]:
+    """Return a row of ``deliveries`` for a delete that a failed step holds.
+
+    Args:
+        row: the last row of the family's document.
+        failure: where a part of the newer version failed; None: it is not known any more.
+    """
+    where = "a step failed" if failure is None else f"{failure.node} failed for {row['origin'] + failure.member}"
+    message = f"{HELD_DELETE}{where} of the newer version; `ferryman retry PLAN` tries it again"
+    values = {
+        **{name: row[name] for name in ("source", "origin", "version", "revision", "wave")},
+        "document": row["origin"] + published.member,
+        "operation": "delete",
+        "route": published.route,
+        "destination": published.destination,
+        "status": HELD,
+        "message": message,
+        "attempt": 0,
+    }
+    return {name: values.get(name) for name in LEDGER_COLUMNS}
 
 
 def content_of(fields: bytes, raw: bytes | None) -> str:

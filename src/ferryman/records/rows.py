@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from ferryman import limits
 from ferryman.document import Operation
+from ferryman.errors import UsageError
 from ferryman.storage.delta import DataFile
 from ferryman.storage.parquet import Part
 
@@ -640,6 +641,20 @@ def parse_status(text: str) -> tuple[frozenset[str], str | None]:
         return frozenset({Status(word.upper())}), None
     words = ", ".join([*DISPLAY_STATUSES, STOPPED, HELD])
     raise ValueError(f"choose one of {words}; or of the stored names {', '.join(Status)}")
+
+
+def named_statuses(status: str | None) -> tuple[frozenset[str], str | None]:
+    """Return the stored statuses that a status means (empty: any), and the operation where it matters.
+
+    Raises:
+        UsageError: there is no such status.
+    """
+    if status is None:
+        return frozenset(), None
+    try:
+        return parse_status(status)
+    except ValueError as e:
+        raise UsageError(f"status {status}: {e}.") from None
 
 
 _STEPS = frozenset({_S.BATCHED, _S.ERROR, _S.DROPPED, _S.DEAD, _S.ERROR_DOC})

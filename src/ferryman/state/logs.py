@@ -19,11 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
+from ferryman.plan import Plan, SourceNode, logs_read
 from ferryman.plan.structure import Structure
 from ferryman.records.families import was_published_sql
 from ferryman.records.keys import lanes, place_id, place_of
 from ferryman.records.rows import DOCUMENTS
-from ferryman.sources.log import Log, Positions
+from ferryman.sources.log import CombinedLog, Log, Positions
 from ferryman.state.outbox import has_exports, pending_rows
 from ferryman.state.state import READ, State, id_of
 from ferryman.storage import parquet
@@ -406,3 +407,75 @@ def _unread_exports(state: State, name: str) -> int:
     reached = LogPositions(state, name).places({"": ""}, {"": lanes()})
     table = state.keyed[name].exports
     return sum(max(0, table.transaction(place_id(lane)) - reached.get(lane, 0)) for lane in lanes())
+
+
+# --- how far a plan has read its logs ---
+
+
+def log_counts(state: State | None, plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return for each log ``positions`` (partition -> the next place), ``read`` (entries processed) and ``lag`` (places
+    not processed yet; None: the log cannot be reached, or has been replaced).
+
+    Args:
+        state: None if the plan has never run.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for node in logs_read(plan.nodes):
+        assert isinstance(node.source, Log)
+        log = node.source.apart()  # a run in another thread may be reading it
+        found[node.name] = counts = _counts(None if state is None else LogPositions(state, node.name), log)
+        if isinstance(log, CombinedLog):
+            found |= dict(zip(node.after, _input_counts(log, counts["positions"]), strict=True))
+    return found
+
+
+def combined_counts(plan: Plan, sources: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Count the entries that each join and alts has received from its inputs.
+
+    Args:
+        sources: the result of ``log_counts``.
+    """
+    nodes = [n for n in plan.nodes if isinstance(n, SourceNode) and isinstance(n.source, CombinedLog)]
+    return {n.name: sum(sources[name]["read"] for name in n.after) for n in nodes}
+
+
+class _LogExtent(NamedTuple):
+    """Partitions of a log, with their first and last places."""
+
+    identities: Mapping[str, str]
+    begin: Positions
+    end: Positions
+    nothing: str
+
+
+def _input_counts(log: CombinedLog, positions: dict[str, int]) -> Iterator[dict[str, Any]]:
+    for name, each in log.inputs.items():
+        extent = _extent_of(each)
+        if extent is None:
+            yield {"positions": {}, "read": 0, "lag": None}
+            continue
+        own_positions = log.positions_of(name, positions)
+        read = sum(at - extent.begin.get(partition, at) for partition, at in own_positions.items())
+        missing = not own_positions or (read and extent.nothing)
+        yield {
+            "positions": own_positions,
+            "read": read,
+            "lag": None if missing else each.lag(own_positions, extent.end),
+        }
+
+
+def _counts(stored: LogPositions | None, log: Log) -> dict[str, Any]:
+    read, extent = 0 if stored is None else stored.entries_read, _extent_of(log)
+    if extent is None or (read and extent.nothing and not isinstance(log, CombinedLog)):
+        return {"positions": {} if stored is None else stored.all_places(), "read": read, "lag": None}
+    positions = next_places(stored, log, extent.identities, extent.begin, extent.end)
+    return {"positions": positions, "read": read, "lag": log.lag(positions, extent.end)}
+
+
+def _extent_of(log: Log) -> _LogExtent | None:
+    """Return None if the log cannot be reached: ``status`` works without it, and a run reports the error."""
+    try:
+        log.check()
+        return _LogExtent(log.identities(), log.begin(), log.end(), log.nothing())
+    except Exception:
+        return None

@@ -47,6 +47,11 @@ class PastRun(msgspec.Struct, frozen=True):
     endless: bool = False
 
     @property
+    def done(self) -> int:
+        """Return the number of deliveries and deletes that arrived."""
+        return self.delivered + self.deleted
+
+    @property
     def duration_s(self) -> float:
         """Return the seconds from its start to its end."""
         return max(0.0, self.ended - self.started)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +13,7 @@ from typing import Any, Final
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ferryman import limits
 from ferryman.errors import StateDamaged
@@ -87,6 +88,35 @@ def register(db: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path], sc
         return
     columns = ", ".join(f'"{column}"' for column in schema.names)
     db.execute(f"CREATE TEMP VIEW {name} AS SELECT {columns} FROM read_parquet({quote_list(map(str, paths))})")
+
+
+def select_rows(
+    paths: Sequence[Path], schema: pa.Schema, columns: Collection[str], condition: pc.Expression, keys: Collection[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of the rows of data files that pass a condition, of one row group in memory at a time; page
+    checksums are verified.
+
+    Row groups that cannot have such rows by their statistics are not read. Of the others the condition's columns are
+    read first, and more only if a row passes.
+
+    Args:
+        keys: columns of the condition.
+
+    Raises:
+        StateDamaged: names the file.
+    """
+    if not paths:
+        return
+    is_narrow = set(columns) <= set(keys)
+    wanted = pa.schema([schema.field(name) for name in columns])
+    for fragment in parquet.scan(paths, schema).get_fragments():
+        try:
+            for group in fragment.split_by_row_group(condition, schema):
+                if is_narrow or group.count_rows(filter=condition):
+                    rows = group.to_table(schema=schema, columns=list(columns), filter=condition)
+                    yield from rows.cast(wanted).to_batches()
+        except (OSError, pa.ArrowException) as e:
+            raise parquet.damage_error(Path(fragment.path), e) from e
 
 
 def verify(paths: Iterable[Path]) -> None:
