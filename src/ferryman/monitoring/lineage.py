@@ -8,6 +8,7 @@ specification 2-0-2.
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import inspect
 import os
 import time
@@ -121,9 +122,15 @@ def make_send(target: Path | str) -> Callable[[Sequence[bytes]], None]:
 
 
 def _append(path: Path, events: Sequence[bytes]) -> None:
+    """Append events, a line each; on a full disk nothing of them is left."""
+    lines = b"".join(event + b"\n" for event in events)
     try:
-        with open(path, "ab") as file:
-            file.write(b"".join(event + b"\n" for event in events))
+        with open(path, "ab", buffering=0) as file:
+            written = file.write(lines)
+            if written < len(lines):
+                if file.tell() == os.fstat(file.fileno()).st_size:  # nobody else has appended meanwhile
+                    file.truncate(file.tell() - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as e:
         raise OSError(e.strerror or str(e)) from e
 
