@@ -482,11 +482,11 @@ MONITORING_QUEUE: Final = 4096
 """Spans or events that wait to be sent; more are dropped, which is said once."""
 
 MONITORING_END_S: Final = 2.0
-"""Time that a run's end waits for its spans and lineage events to be sent, all together."""
+"""Time that a run's end waits for servers and files of its metrics, spans and lineage events, all together."""
 
-METRICS_END_S: Final = 10.0
-"""Time that a run's end waits for its metrics to be computed a last time, which takes moments: 2 s for a million
-events. More only if a log that the plan reads does not answer."""
+METRICS_COUNT_S: Final = 10.0
+"""Time that a run's end waits while its state is counted for the last metrics: 2 s for a million events, more on a busy
+machine."""
 
 MONITORING_SEND_S: Final = 10.0
 """Time for one request to a lineage server or collector."""

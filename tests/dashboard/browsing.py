@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,10 @@ from tests.servers.cache import Missing, cached
 
 AXE: Final = "4.14.1"
 WAIT_S: Final = 60.0
+TABS: Final = 150
+"""Stops that a person would not go through for anything: the longest page has fewer."""
+STALE: Final = 5
+"""Times that a button may be replaced, by a page that refreshes itself, just when it is clicked."""
 COUNTING: Final = ("nobody has asked this since it changed", "are being counted", "is being counted")
 """Words of a page that refreshes itself until it has its answers."""
 
@@ -95,21 +99,46 @@ def _text(driver: Any) -> str:
 
 def click(driver: Any, words: str) -> None:
     """Click on the first link or button that begins with these words, and wait for the next page."""
+    from selenium.common.exceptions import StaleElementReferenceException
+
     text = text_of(driver)
     literal = f"'{words}'" if "'" not in words else f'"{words}"'
-    for tag in ("a", "button"):
-        found = driver.find_elements("xpath", f"//main//{tag}[starts-with(normalize-space(.), {literal})]")
-        if found:
-            _click_through(driver, found[0])
-            return
-    raise AssertionError(f"nothing here is called {words!r}: {text}")
+    paths = [f"//main//{tag}[starts-with(normalize-space(.), {literal})]" for tag in ("a", "button")]
+    for _ in range(STALE):
+        found = [each for path in paths for each in driver.find_elements("xpath", path)]
+        assert found, f"nothing here is called {words!r}: {text}"
+        try:
+            _go_on(driver, found[0].click)
+        except StaleElementReferenceException:  # the page was refreshed meanwhile
+            continue
+        return
+    raise AssertionError(f"{words!r} is replaced whenever it is clicked")
 
 
-def _click_through(driver: Any, element: Any) -> None:
+def tab_to(driver: Any, words: str) -> Any:
+    """Go from where the focus is to the next link, button or field whose name begins with these words, by Tab alone."""
+    from selenium.webdriver.common.keys import Keys
+
+    names = []
+    for _ in range(TABS):
+        driver.switch_to.active_element.send_keys(Keys.TAB)
+        active = driver.switch_to.active_element
+        names.append(active.accessible_name)
+        if names[-1].startswith(words):
+            return active
+    raise AssertionError(f"Tab does not come to {words!r}, only to {names}")
+
+
+def press(driver: Any, *keys: str) -> None:
+    """Press keys where the focus is, and wait for the next page."""
+    _go_on(driver, lambda: driver.switch_to.active_element.send_keys(*keys))
+
+
+def _go_on(driver: Any, act: Callable[[], object]) -> None:
     from selenium.webdriver.support.wait import WebDriverWait
 
     before = driver.find_element("tag name", "html")
-    element.click()
+    act()
     WebDriverWait(driver, WAIT_S).until(lambda _: _is_gone(before) and _is_loaded(driver))
 
 

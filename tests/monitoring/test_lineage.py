@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ import ferryman
 from ferryman import Flow, Plan, limits
 from ferryman.destinations import Sql
 from ferryman.errors import UsageError
-from ferryman.monitoring.lineage import dataset_name, parse_target
+from ferryman.monitoring.lineage import JobRun, dataset_name, parse_target
 from ferryman.monitoring.metrics import MonitoredPlan
 from ferryman.monitoring.run import monitor
 from ferryman.sources import Files, Memory
@@ -99,6 +102,32 @@ def test_statistics_are_those_of_the_run_alone(trial: PlanWorld) -> None:
 
     assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2  # one delivered, one deleted
     assert end["inputs"][0]["inputFacets"]["inputStatistics"]["rowCount"] == 2
+
+
+def bytes_read() -> int:
+    """Return how many bytes this process has read so far, in whichever thread."""
+    return int(re.findall(r"^rchar: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE)[0])
+
+
+def test_what_an_event_reads_does_not_grow_with_history(net: PlanWorld) -> None:
+    """Of a state of which all documents were delivered before, neither their rows nor their events are read."""
+    read, sizes = [], []
+    for documents in (100, 1_000):
+        world = PlanWorld.empty(net.folder / str(documents))
+        world.source().destination("out", world.out())
+        world.put(*(f"{n}-{random.Random(n).randbytes(200).hex()}" for n in range(documents)))
+        world.run(checked=False)
+        run = JobRun(MonitoredPlan(world.plan, world.root), None, endless=False)
+        world.put("new")
+        world.run(checked=False)
+        before = bytes_read()
+        event = validated(json.loads(run.event("COMPLETE", dt.datetime.now(dt.UTC))))
+        read.append(bytes_read() - before)
+        sizes.append(sum(file.stat().st_size for file in world.root.rglob("*.parquet")))
+        assert event["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 1
+
+    assert sizes[1] - sizes[0] > 500_000
+    assert read[1] - read[0] < 20_000
 
 
 def test_running_says_how_far_it_is(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:

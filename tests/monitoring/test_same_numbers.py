@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
-from ferryman import Dropped
+from ferryman import Dropped, Plan
 from ferryman.account.queries import OUTSTANDING
+from ferryman.cli.app import start
+from ferryman.dashboard.answers import Answers
+from ferryman.dashboard.app import make_app
+from ferryman.dashboard.guard import Settings
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
-from ferryman.operations import status
+from ferryman.plan.load import load_plan
+from ferryman.sources import Memory
 from tests.monitoring.test_lineage import events_in
 from tests.support.monitored import attributes_of, run_monitored, samples_of, spans_of, value_of
 from tests.support.plan_world import PlanWorld
 from tests.support.receiver import Receiver
+from tests.support.recorder import Recorder
 
 
 def judge(doc: Document) -> Document:
@@ -31,17 +39,36 @@ def refuse_some(delivery: Delivery) -> Outcome:
     return Outcome.permanent("too long") if delivery.id.startswith("long") else Outcome.ok()
 
 
-def test_prometheus_otlp_openlineage_and_status_agree(net: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a first run: delivered, dropped, failed and rejected deliveries, of ids of 300 characters."""
-    net.out().answer = refuse_some
-    net.source().step("judge", judge, attempts=1).destination("out", net.out(), batch=3, attempts=1)
-    net.put(*(f"good{i}" + "x" * 300 for i in range(7)), "drop1", "drop2", "bad1", "long1")
-    file, events = net.folder / "m.prom", net.folder / "events.jsonl"
+def plan_of(folder: Path) -> Plan:
+    """A plan for ``status``, which loads it from a file: some of its documents are dropped, rejected or fail."""
+    out = Recorder(folder / "out.jsonl")
+    out.answer = refuse_some
+    names = (*(f"good{i}" + "x" * 300 for i in range(7)), "drop1", "drop2", "bad1", "long1")
+    plan = Plan("seen", version=1)
+    source = plan.source("docs", Memory([{"id": name, "raw": b"text"} for name in names]))
+    source.step("judge", judge, attempts=1).destination("out", out, batch=3, attempts=1)
+    return plan
+
+
+def test_metrics_spans_lineage_status_and_the_dashboard_agree(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A first run, with delivered, dropped, failed and rejected deliveries, of long ids: as Prometheus' text,
+    at an OTLP collector, in events that OpenLineage's client takes, by the command, and on pages."""
+    file, events = place / "m.prom", place / "events.jsonl"
+    module = f"from {__name__} import plan_of\nfrom pathlib import Path\nplan = plan_of(Path(__file__).parent)\n"
+    (place / "plan.py").write_text(module)
+    net = PlanWorld(place)
+    net.plan = load_plan(str(place / "plan.py"))
     with Receiver() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.port}")
         summary = run_monitored(net, metrics=file, openlineage=events, spans=True)
+    capsys.readouterr()
 
-    counts = status(net.plan, state=net.state)["destinations"]["out"]
+    code = start(["status", str(place / "plan.py"), "--state", str(net.state), "--json"])
+    counts = json.loads(capsys.readouterr().out)["destinations"]["out"]
+
+    assert code == 0
     assert counts["delivered"] == summary.delivered == 7
     assert counts["dropped"] == 2
     assert counts["failed"] + counts["rejected"] == 2
@@ -57,7 +84,24 @@ def test_prometheus_otlp_openlineage_and_status_agree(net: PlanWorld, monkeypatc
     end = events_in(events)[-1]
     assert end["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == counts["delivered"]
     assert end["inputs"][0]["inputFacets"]["inputStatistics"]["rowCount"] == 11
-    assert json.dumps(counts)
+    shown = _on_pages(net.state)
+    assert shown["tiles"] == shown["nodes"] == {name: number for name, number in counts.items() if number}
+    assert shown["plans"] == {name: counts[name] for name in shown["plans"]}
+    assert shown["plans"].keys() == {"delivered", "pending", "failed", "rejected", "in_doubt"}
+
+
+def _on_pages(state: Path) -> dict[str, dict[str, int]]:
+    """Read the counts on the dashboard: those of the list of plans; the tiles, and the destination's pills, on the
+    plan's page."""
+    answers = Answers(first_s=60.0)
+    site = TestClient(make_app([str(state)], Settings(), answers), base_url="http://localhost")
+    plans, plan = site.get("/").text, site.get("/plans/seen-v1").text
+    answers.close()
+    tiles = re.findall(r'<li class="(\w+)"><a [^>]*><b>(\d+)</b>', plan)
+    pills = re.findall(r'<a class="pill (\w+)" href="[^"]*destination=out">(\d+) ', plan)
+    cells = re.findall(r'<td data-label="[^"]*" class="n (\w+)[^"]*">(?:<a [^>]*>)?(\d+)', plans)
+    found = {"tiles": tiles, "nodes": pills, "plans": cells}
+    return {where: {name: int(number) for name, number in pairs} for where, pairs in found.items()}
 
 
 def test_totals_are_the_sum_of_all_runs(trial: PlanWorld) -> None:

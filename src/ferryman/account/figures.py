@@ -48,7 +48,6 @@ class Figures(NamedTuple):
     Attributes:
         outstanding: destination -> deliveries of current documents that are ``failed``, ``rejected``, ``in_doubt`` or
             ``pending``.
-        logs: source that reads a log -> its counts, see ``state.logs.log_counts``.
         remembered: step that remembers -> its totals, as in ``status``.
         ended: what has ended since the state was made.
         oldest_pending: when the delivery that has been pending longest was committed or first failed, in seconds since
@@ -58,12 +57,9 @@ class Figures(NamedTuple):
         runs: the last runs.
         state_bytes: size of the files that the state's tables name.
         verified: destination -> when all of it was last found there, in seconds since 1970.
-        oldest_messages: source -> when the oldest entry that it has not processed was written.
-        jobs: state of a job of the intake queue -> number of jobs; {}: the plan reads no such queue.
     """
 
     outstanding: dict[str, dict[str, int]]
-    logs: dict[str, dict[str, Any]]
     remembered: dict[str, dict[str, Any]]
     ended: EndedCounts
     oldest_pending: float | None
@@ -72,12 +68,24 @@ class Figures(NamedTuple):
     runs: PastRuns
     state_bytes: int
     verified: dict[str, float]
+
+
+class Backlog(NamedTuple):
+    """What waits in the logs and the intake queue that a plan reads.
+
+    Attributes:
+        logs: source that reads a log -> its counts, see ``state.logs.log_counts``.
+        oldest_messages: source -> when the oldest entry that it has not processed was written.
+        jobs: state of a job of the intake queue -> number of jobs; {}: the plan reads no such queue.
+    """
+
+    logs: dict[str, dict[str, Any]]
     oldest_messages: dict[str, float]
     jobs: dict[str, int]
 
 
 def figures(root: StatePath, plan: Plan) -> Figures:
-    """Return the figures of a state.
+    """Return the figures of a state; nothing but its files is read.
 
     Raises:
         UsageError: there is no state yet.
@@ -85,11 +93,9 @@ def figures(root: StatePath, plan: Plan) -> Figures:
     """
     outstanding = queries.outstanding_by_destination(root, plan)
     state = queries.retry_read(root, lambda: queries.load_for_reading(root, plan))
-    logs = log_counts(state, plan)
     is_pending = any(counts["pending"] for counts in outstanding.values())
     return Figures(
         outstanding,
-        logs,
         queries.remembered_counts(root, plan).get("remembered", {}),
         ended(root, plan),
         oldest_pending(state) if is_pending else None,
@@ -102,9 +108,20 @@ def figures(root: StatePath, plan: Plan) -> Figures:
             for name, each in queries.verifications(root, plan).items()
             if each["clean"] is not None
         },
-        _oldest_messages(plan, logs),
-        _job_counts(plan),
     )
+
+
+def backlog(root: StatePath, plan: Plan) -> Backlog:
+    """Return what waits for a plan, as its logs and its intake queue say now: they may be slow to answer.
+
+    Raises:
+        UsageError: there is no state yet.
+        StateDamaged, StateForeign: with the path.
+    """
+    reads_logs = bool(logs_read(plan.nodes))
+    state = queries.retry_read(root, lambda: queries.load_for_reading(root, plan)) if reads_logs else None
+    logs = log_counts(state, plan)
+    return Backlog(logs, _oldest_messages(plan, logs), _job_counts(plan))
 
 
 def _step_names(plan: Plan) -> list[str]:

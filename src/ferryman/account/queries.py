@@ -59,7 +59,7 @@ from ferryman.state.targets import load_targets, load_verified
 from ferryman.storage import files, parquet
 from ferryman.storage.delta import open_log
 from ferryman.storage.files import StatePath, is_disk_full
-from ferryman.storage.query import connect
+from ferryman.storage.query import connect, register
 
 OUTSTANDING: Final = ("failed", "rejected", "in_doubt", "pending")
 """Statuses of deliveries that have not ended successfully."""
@@ -223,13 +223,37 @@ def ended(root: StatePath, plan: Plan) -> list[EndedRow]:
     return _count(root, plan, View.ended) if known is None else known
 
 
-def done_between(root: StatePath, plan: Plan, after: int, upto: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Count what was done after a wave and up to another; reads only the rows of these waves.
+def done_between(
+    root: StatePath, plan: Plan, after: int, upto: int, known: Collection[str]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Count what was done after a wave and up to another.
+
+    Args:
+        known: files of ``ledger`` and ``documents`` that have no rows of these waves: they are not read.
 
     Returns: destination -> what was delivered or deleted there; source, without logs -> documents that were
     processed.
     """
-    return _query(root, plan, lambda view: (view.arrived(after, upto), view.processed(after, upto)))
+    between = f"wave > {int(after)} AND wave <= {int(upto)} GROUP BY 1"
+
+    def read() -> tuple[dict[str, int], dict[str, int]]:
+        state = State(root, plan)
+        with (
+            state.readers.reading(),
+            tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
+            explain_query_errors(state, Path(spill)),
+            connect(Path(spill)) as db,
+        ):
+            state.load_consistently([SETTLED])
+            for table, schema in ((state.ledger, LEDGER), (state.documents, DOCUMENTS)):
+                register(db, table.name, table.paths(name for name in table.files if name not in known), schema)
+            arrivals = "SELECT destination, count(*) FROM ledger WHERE status = 'INDEXED' AND destination <> ''"
+            return (
+                dict(db.execute(f"{arrivals} AND {between}").fetchall()),
+                dict(db.execute(f"SELECT source, count(*) FROM documents WHERE {between}").fetchall()),
+            )
+
+    return retry_read(root, read)
 
 
 def first_event_of_pending(root: StatePath, plan: Plan, wave: int | None) -> float | None:

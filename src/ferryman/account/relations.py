@@ -276,19 +276,6 @@ class View:
         rows = [EndedRow(*row) for row in found.fetchall()]
         return rows if self.snapshot is None else self.snapshot.merge_ended(rows)
 
-    def arrived(self, after: int, upto: int) -> dict[str, int]:
-        """Count what was delivered or deleted at each destination after a wave and up to another."""
-        arrivals = f"SELECT destination, count(*) FROM ledger WHERE status = '{Status.INDEXED}' AND destination <> ''"
-        return self._count_by(arrivals, after, upto)
-
-    def processed(self, after: int, upto: int) -> dict[str, int]:
-        """Count the documents of each source that were processed after a wave and up to another; none of logs."""
-        return self._count_by("SELECT source, count(*) FROM documents WHERE true", after, upto)
-
-    def _count_by(self, query: str, after: int, upto: int) -> dict[str, int]:
-        between = f"wave > {int(after)} AND wave <= {int(upto)}"
-        return dict(self._db.execute(f"{query} AND {between} GROUP BY 1").fetchall())
-
     def first_event_of_pending(self, wave: int | None, *, failed: bool) -> float | None:
         """Return the time of the first event since a wave, see ``account.queries.first_event_of_pending``.
 

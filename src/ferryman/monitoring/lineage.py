@@ -8,6 +8,7 @@ specification 2-0-2.
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import inspect
 import os
 import time
@@ -16,7 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -121,9 +122,15 @@ def make_send(target: Path | str) -> Callable[[Sequence[bytes]], None]:
 
 
 def _append(path: Path, events: Sequence[bytes]) -> None:
+    """Append events, a line each; on a full disk nothing of them is left."""
+    lines = b"".join(event + b"\n" for event in events)
     try:
-        with open(path, "ab") as file:
-            file.write(b"".join(event + b"\n" for event in events))
+        with open(path, "ab", buffering=0) as file:
+            written = file.write(lines)
+            if written < len(lines):
+                if file.tell() == os.fstat(file.fileno()).st_size:  # nobody else has appended meanwhile
+                    file.truncate(file.tell() - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as e:
         raise OSError(e.strerror or str(e)) from e
 
@@ -193,6 +200,20 @@ def _source_code(nodes: Sequence[Node]) -> str:
 # --- the events of a run ---
 
 
+class _Position(NamedTuple):
+    """How far a run has come.
+
+    Attributes:
+        wave: the last settled wave.
+        entries: source that reads a log -> entries read.
+        files: names of the files of ``ledger`` and ``documents``; they have no rows of later waves.
+    """
+
+    wave: int
+    entries: dict[str, int]
+    files: frozenset[str]
+
+
 class JobRun:
     """Events of one run of a plan.
 
@@ -208,7 +229,7 @@ class JobRun:
         self._read: Counter[str] = Counter()
         self._written: Counter[str] = Counter()
         self._code: str | None = None
-        self._counted_to, self._entries = self._reached()
+        self._counted = self._reached()
 
     def event(self, kind: str, at: dt.datetime, message: str = "", trace: str = "") -> bytes:
         """Return an event, with what the run has done so far."""
@@ -239,25 +260,28 @@ class JobRun:
         ]
         return _encode(kind, at, self._id, plan.name, run, job, inputs, outputs)
 
-    def _reached(self) -> tuple[int, dict[str, int]]:
-        """Return the last settled wave of the state, and how many entries of each log were read."""
+    def _reached(self) -> _Position:
         if not exists(self._root / IDENTITY):
-            return 0, {}
+            return _Position(0, {}, frozenset())
         state = State(self._root, self._plan)
         logs = {node.name: LogPositions(state, node.name) for node in logs_read(self._plan.nodes)}
         with state.readers.reading():
             state.load_consistently([SETTLED, *(each.entries_read_id for each in logs.values())])
-        return state.settled, {name: each.entries_read for name, each in logs.items()}
+        return _Position(
+            state.settled,
+            {name: each.entries_read for name, each in logs.items()},
+            frozenset({*state.ledger.files, *state.documents.files}),
+        )
 
     def _count(self) -> None:
         """Add what was done since the last count; what was counted before is not read again."""
-        wave, entries = retry_read(self._root, self._reached)
-        if wave > self._counted_to:
-            arrived, processed = done_between(self._root, self._plan, self._counted_to, wave)
+        before, now = self._counted, retry_read(self._root, self._reached)
+        if now.wave > before.wave:
+            arrived, processed = done_between(self._root, self._plan, before.wave, now.wave, before.files)
             self._written.update(arrived)
             self._read.update(processed)
-        self._read.update({name: read - self._entries.get(name, 0) for name, read in entries.items()})
-        self._counted_to, self._entries = wave, entries
+        self._read.update({name: read - before.entries.get(name, 0) for name, read in now.entries.items()})
+        self._counted = now
 
 
 def _error(message: str, trace: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from ferryman import limits
-from ferryman.account.figures import Figures, figures
+from ferryman.account.figures import Backlog, Figures, backlog, figures
 from ferryman.errors import UsageError, plain_text
 from ferryman.plan import Flow, Plan
 from ferryman.state.state import IDENTITY, state_root
@@ -132,14 +132,18 @@ class _Collected(NamedTuple):
         yield from self.families
 
 
-def _collect(plans: Iterable[MonitoredPlan], now: Callable[[], float] = time.time) -> list[Metric]:
-    """Compute the metrics of the states that there are; a family without samples is left out."""
+def _collect(plans: Iterable[MonitoredPlan], counted: Callable[[], None] = lambda: None) -> list[Metric]:
+    """Compute the metrics of the states that there are; a family without samples is left out.
+
+    Args:
+        counted: called when all states are read, before anything else is asked.
+    """
     samples: dict[str, list[_Sample]] = {name: [] for name in FAMILIES}
-    for plan, root in plans:
-        if not exists(root / IDENTITY):
-            continue
+    found = [(plan, root, figures(root, plan)) for plan, root in plans if exists(root / IDENTITY)]
+    counted()
+    for plan, root, each in found:
         labels = (plan.name, str(plan.version))
-        for name, sample in _samples(figures(root, plan), now()):
+        for name, sample in _samples(each, backlog(root, plan), time.time()):
             samples[name].append(sample._replace(labels=(*labels, *sample.labels)))
     return [_family(name, found) for name, found in samples.items() if found]
 
@@ -175,7 +179,7 @@ def _buckets(counts: Counter[int]) -> list[tuple[str, float]]:
     return [*bounds, ("+Inf", float(counts.total()))]
 
 
-def _samples(found: Figures, now: float) -> Iterator[tuple[str, _Sample]]:
+def _samples(found: Figures, waiting: Backlog, now: float) -> Iterator[tuple[str, _Sample]]:
     """Yield the samples of a state, without the labels of its plan."""
 
     def sample(name: str, value: float | Counter[int], *labels: str) -> tuple[str, _Sample]:
@@ -191,11 +195,11 @@ def _samples(found: Figures, now: float) -> Iterator[tuple[str, _Sample]]:
         yield sample("ferryman_deliveries_attempts", found.ended.attempts_at(name), name)
         for status, number in counts.items():
             yield sample(f"ferryman_{status}", number, name)
-    for name, counts in found.logs.items():
+    for name, counts in waiting.logs.items():
         if counts["lag"] is not None:
             yield sample("ferryman_queue_messages", counts["lag"], name)
-            oldest = found.oldest_messages.get(name, now)
-            if name in found.oldest_messages or not counts["lag"]:
+            oldest = waiting.oldest_messages.get(name, now)
+            if name in waiting.oldest_messages or not counts["lag"]:
                 yield sample("ferryman_queue_oldest_age_seconds", max(0.0, now - oldest), name)
     age_s = 0.0 if found.oldest_pending is None else max(0.0, now - found.oldest_pending)
     if found.oldest_pending is not None or not any(c["pending"] for c in found.outstanding.values()):
@@ -207,7 +211,7 @@ def _samples(found: Figures, now: float) -> Iterator[tuple[str, _Sample]]:
     for name, totals in found.remembered.items():
         for outcome, key in _OUTCOMES.items():
             yield sample("ferryman_remembered_calls_total", totals[key], name, outcome)
-    for state, number in found.jobs.items():
+    for state, number in waiting.jobs.items():
         yield sample("ferryman_jobs", number, state)
     yield sample("ferryman_state_bytes", found.state_bytes)
     for name, at in found.verified.items():
@@ -262,6 +266,9 @@ class MetricsPublisher:
         self._target = target
         self._report = report
         self._ended = threading.Event()
+        self._counted = threading.Event()
+        """Unset while states are read: that is work, and ends; what is asked or written elsewhere may hang."""
+        self._counted.set()
         self._thread: threading.Thread | None = None
         self._stop_server: Callable[[], None] = lambda: None
         self._computing = threading.Lock()
@@ -278,17 +285,23 @@ class MetricsPublisher:
         else:
             self._serve(self._target)
 
-    def end(self, timeout_s: float) -> None:
-        """Write the file a last time, or end the endpoint; give up after this time."""
+    def end(self, deadline: float) -> None:
+        """Write the file a last time, or end the endpoint; give up at this monotonic time.
+
+        Only a state that takes longer to count has more time, and then as much again as a file may take.
+        """
         self._ended.set()
         if self._thread is None:
             ending = threading.Thread(target=self._stop_server, name="ferryman-metrics", daemon=True)
             ending.start()
-            ending.join(timeout_s)
+            ending.join(max(0.0, deadline - time.monotonic()))
             return
-        self._thread.join(timeout_s)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive() and not self._counted.is_set():
+            self._counted.wait(limits.METRICS_COUNT_S)
+            self._thread.join(limits.MONITORING_END_S)
         if self._thread.is_alive():
-            self._warn(f"the metrics were not written within {timeout_s:g} s, and are those of before.")
+            self._warn("the last metrics were not written in time; they are those of before.")
 
     # -- the file
 
@@ -343,9 +356,11 @@ class MetricsPublisher:
 
     def _compute(self) -> Sequence[Metric]:
         began = time.monotonic()
+        self._counted.clear()
         try:
-            return _collect(self._plans)
+            return _collect(self._plans, self._counted.set)
         finally:
+            self._counted.set()
             took_s = time.monotonic() - began
             self._next = began + max(limits.METRICS_EVERY_S, limits.METRICS_SHARE * took_s)
 

@@ -180,7 +180,7 @@ def monitor(
     if metrics is not None:
         publisher = MetricsPublisher([*plans.values()], metrics, run.warn)
         run.safely(publisher.start, "metrics")
-        last.append(lambda deadline: publisher.end(limits.METRICS_END_S))
+        last.append(publisher.end)
     error: BaseException | None = None
     try:
         yield run
@@ -248,7 +248,7 @@ def _end_all(
     """End all of them at the same time, within the budget.
 
     Args:
-        last: ends that wait for no server, and have a limit of their own.
+        last: ends that may take longer, since they count states first.
     """
     deadline = time.monotonic() + limits.MONITORING_END_S
     own = deadline - _SAYING_S
