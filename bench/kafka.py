@@ -30,6 +30,7 @@ from ferryman.sources import Kafka
 
 CONNECTOR = "4.2.0"
 MOST = 200_000
+"""Messages, unless more documents than by default are asked for."""
 PARTITIONS = 4
 CHUNK = 5000
 TARGET = 0.5
@@ -125,7 +126,7 @@ def loop(url: str, topic: str, out: str) -> None:
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    count = min(sizes.documents, MOST)
+    count = sizes.documents if sizes.documents > Sizes().documents else min(sizes.documents, MOST)
     numbers = itertools.count()
     spark = start("local[2]", {"spark.driver.memory": XMX, "spark.jars": connector()}, "bench")
     with KafkaServer() as server:

@@ -563,7 +563,7 @@ def check_size(fields: bytes, raw: bytes | None) -> None:
     Raises:
         BadDocument: it is larger than ``limits.MAX_CONTENT_BYTES``.
     """
-    if why := size_problem(fields, raw):
+    if (len(fields) > limits.MAX_CONTENT_BYTES or raw) and (why := size_problem(fields, raw)):
         raise BadDocument(why)
 
 

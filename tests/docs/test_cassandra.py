@@ -15,7 +15,7 @@ from ferryman.net.cassandra import CassandraServers
 from tests.mirror.test_import import JesterJ
 from tests.support.page import HOW_TO, QuickShell
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]  # each command loads the client
+pytestmark = pytest.mark.server
 
 
 def shell(folder: Path, url: str) -> QuickShell:

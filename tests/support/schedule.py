@@ -22,7 +22,7 @@ ALONE = (
 """Files that start a Spark of their own for each test."""
 
 TOGETHER = {
-    "spark": ("tests/engine/*spark.py", "tests/engine/runner/test_spark_runner.py"),
+    "spark": ("tests/engine/*spark.py", "tests/engine/runner/test_spark_runner.py", "tests/docs/test_streams.py"),
     "search": (
         "tests/crash/test_servers.py",
         "tests/destinations/test_*opensearch*.py",

@@ -103,8 +103,10 @@ class _Record(NamedTuple):
 
     @property
     def size(self) -> int:
-        headers = sum(len(name) + len(value or b"") + _HEADER_BYTES for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + headers + _RECORD_BYTES
+        size = _RECORD_BYTES + len(self.key or b"") + len(self.value or b"")
+        for name, value in self.headers:
+            size += len(name) + len(value or b"") + _HEADER_BYTES
+        return size
 
 
 class Kafka(Destination):
@@ -387,14 +389,22 @@ class Kafka(Destination):
                 )
             return _Record(position, delivery.sequence, id, None, headers)
         key: bytes | None = id
+        members = None
         if self.key is not None:
-            key = _bytes_of(_field(delivery.fields, self.key), self.key)
+            members = _decode_members(delivery._fields_json)
+            key = _bytes_of(_field(members, self.key), self.key)
             headers.append((ID, id))
         if self.headers is not None:
-            headers += _headers_of(_field(delivery.fields, self.headers), self.headers)
-        return _Record(position, delivery.sequence, key, self._value(delivery), headers)
+            members = members or _decode_members(delivery._fields_json)
+            headers += _headers_of(_field(members, self.headers), self.headers)
+        return _Record(position, delivery.sequence, key, self._value(delivery, members), headers)
 
-    def _value(self, delivery: Delivery) -> bytes:
+    def _value(self, delivery: Delivery, members: Mapping[str, msgspec.Raw] | None) -> bytes:
+        """Return the value of a message.
+
+        Args:
+            members: of the delivery's fields, if they were decoded already.
+        """
         if self.value == "raw":
             return delivery.raw or b""
         if callable(self.value):
@@ -409,10 +419,12 @@ class Kafka(Destination):
         has_text = self.text is not None and delivery.raw is not None
         if not has_text and not any(name in stored for name in self._excluded_in_json):
             return stored
-        fields = {name: value for name, value in delivery.fields.items() if name not in self.exclude}
+        kept: dict[str, Any] = dict(members or _decode_members(stored))
+        for name in self.exclude:
+            kept.pop(name, None)
         if has_text and self.text is not None:
-            fields.setdefault(self.text, delivery.text())
-        return encode_fields(fields)
+            kept.setdefault(self.text, delivery.text())
+        return _encode_members(kept)
 
     def _check_size(self, record: _Record, limit: int) -> None:
         if record.size > limit:
@@ -421,12 +433,19 @@ class Kafka(Destination):
             )
 
 
-def _field(fields: Mapping[str, Any], path: str) -> Any:
+_decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""Decode a JSON object to its members, whose values stay JSON: takes two thirds of the time of decoding them, too."""
+
+_encode_members: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+def _field(members: Mapping[str, msgspec.Raw], path: str) -> Any:
     """Return a field, also one within an object; None: there is none."""
-    if path in fields:
-        return fields[path]
-    value: Any = fields
-    for name in path.split("."):
+    if path in members:
+        return msgspec.json.decode(members[path])
+    first, *inner = path.split(".")
+    value: Any = msgspec.json.decode(members[first]) if first in members else None
+    for name in inner:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
@@ -628,21 +647,23 @@ class _Sender:
 
     def produce(self, producer: Producer, records: Sequence[_Record]) -> None:
         topic = self._kafka.topic
+        half = len(records) // 2
         for number, record in enumerate(records):
             self._produce_one(producer, topic, record.value, record.key, headers=record.headers)
-            if number == len(records) // 2:
+            if number == half:
                 crash.point("kafka.sending")
 
     def _produce_one(self, producer: Producer, *message: Any, **more: Any) -> None:
         """Hand a message to the client, once its queue has room."""
         from confluent_kafka import KafkaException
 
-        until = time.monotonic() + self._context.send_timeout * _OF_SEND_TIMEOUT
+        until = 0.0
         while True:
             try:
                 producer.produce(*message, **more)
                 return
             except BufferError:
+                until = until or time.monotonic() + self._context.send_timeout * _OF_SEND_TIMEOUT
                 producer.poll(0.05)
                 if time.monotonic() > until:
                     raise Unavailable(

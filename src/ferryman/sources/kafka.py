@@ -393,17 +393,15 @@ def _id_of(key: bytes | None, place: str) -> str:
 
 def _metadata(message: Any) -> dict[str, Any]:
     kind, timestamp = message.timestamp()
-    metadata: dict[str, Any] = {
+    headers = message.headers()
+    return {
         "topic": message.topic(),
         "partition": message.partition(),
         "offset": message.offset(),
-        "timestamp": None,
+        "timestamp": _iso_time(*divmod(timestamp, 1000)) if kind and timestamp >= 0 else None,
         "key": _text_of(message.key()),
-        "headers": [[name, _text_of(value)] for name, value in message.headers() or ()],
+        "headers": [[name, _text_of(value)] for name, value in headers] if headers else [],
     }
-    if kind and timestamp >= 0:
-        metadata["timestamp"] = _iso_time(*divmod(timestamp, 1000))
-    return metadata
 
 
 def _iso_time(seconds: int, milliseconds: int) -> str | None:

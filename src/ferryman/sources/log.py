@@ -338,19 +338,19 @@ class Log(Source):
             yield Listed(id, 0)
 
     def _row(self, entry: Entry) -> tuple[Any, ...]:
-        doc = entry.document
-        id, raw = storable_id(self.full_id(doc.id)), doc.raw
+        place, doc, dropped, provenance, refused = entry
+        id = self.full_id(doc.id)
         try:
-            if entry.refused:
-                raise BadDocument(entry.refused)
-            check_source_id(self.full_id(doc.id))
-            fields, raw = encode_fields(doc.fields), raw_bytes(raw)
+            if refused:
+                raise BadDocument(refused)
+            check_source_id(id)
+            fields, raw = encode_fields(doc.fields), raw_bytes(doc.raw)
             check_size(fields, raw)
         except BadDocument as e:
             why = plain_text(e)
-            return entry.place, id, None, None, content_version(why.encode(), None), why, None, entry.provenance
-        dropped = plain_text(entry.dropped) or None
-        return entry.place, id, fields, raw, content_version(fields, raw), None, dropped, entry.provenance
+            return place, storable_id(id), None, None, content_version(why.encode(), None), why, None, provenance
+        dropped_why = plain_text(dropped) if dropped else None
+        return place, id, fields, raw, content_version(fields, raw), None, dropped_why, provenance
 
 
 # Several logs read as one: for ``Plan.join`` and ``Plan.alts``.
