@@ -22,7 +22,8 @@ from urllib3 import PoolManager
 from bench.harness import Row, Sizes, alternate, empty_folder, limit_row, phases, print_progress, spark, time_row
 from ferryman import Plan, run
 from ferryman.destinations import OpenSearch
-from ferryman.sources import Bookmark, Git, Imap, Listed, Mailbox, Site, Solr, Source
+from ferryman.limits import format_count
+from ferryman.sources import Bookmark, Complete, Git, Imap, Listed, Mailbox, Site, Solr, Source
 
 PAGES = 10_000
 FILES = 200_000
@@ -126,23 +127,36 @@ def _measure_repository(rounds: int, files: int, folder: Path) -> Iterator[Row]:
     ours, bare = alternate(rounds, lambda: _scan(source, marks), fetch_bare)
     yield limit_row(f"{files} files of a repository, the same commit", ours, UNCHANGED_S, "")
     yield time_row(f"{files} files of a repository, the same commit; beside git fetch", files, ours, bare, 3.0)
-    number = 0
-
-    def change() -> None:
-        nonlocal number, marks
-        number += 1
-        _commit(path, {"d0/f0.txt": f"Changed {number}\n"})
+    for count in (1, 100, files // 20):
+        yield _measure_commit(rounds, files, count, path, clone, source, marks)
         marks = _scan(source, marks)
 
-    def change_bare() -> None:
+
+def _measure_commit(
+    rounds: int, files: int, count: int, path: Path, clone: Path, source: Git, marks: dict[str, Any]
+) -> Row:
+    """Measure a commit that changes some files."""
+    number = 0
+
+    def commit() -> None:
         nonlocal number
         number += 1
-        _commit(path, {"d0/f0.txt": f"Changed {number}\n"})
+        every = files // count
+        _commit(path, {f"d{n // 1000}/f{n}.txt": f"{count} {number} {n}\n" for n in range(0, files, every)})
+
+    def list_changes() -> None:
+        nonlocal marks
+        commit()
+        marks = _scan(source, marks)
+
+    def list_bare() -> None:
+        commit()
         _git(clone, "fetch", "--quiet", "origin", "main")
         _git(clone, "ls-tree", "-r", "-z", "FETCH_HEAD")
 
-    ours, bare = alternate(rounds, change, change_bare)
-    yield time_row(f"one commit in {files} files; beside git fetch and ls-tree", files, ours, bare, 10.0)
+    ours, bare = alternate(rounds, list_changes, list_bare)
+    what = f"a commit of {format_count(count)} among {files} files of a repository"
+    return time_row(f"{what}; beside git fetch and ls-tree", count, ours, bare, 3.0)
 
 
 def _measure_mails(rounds: int, mails: int) -> Iterator[Row]:
@@ -258,6 +272,8 @@ def _scan(source: Source, marks: dict[str, Any]) -> dict[str, Any]:
         for entry in source.listing(partition):
             if isinstance(entry, Bookmark):
                 found[entry.partition] = entry.value
+            if isinstance(entry, Complete) and entry.bookmark is not None:
+                found[entry.bookmark.partition] = entry.bookmark.value
             listed += isinstance(entry, Listed)
     return {name: value for name, value in found.items() if value is not None}
 

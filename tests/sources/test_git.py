@@ -8,12 +8,14 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from tests.support.git_server import GitRepository, GitServer
 from tests.support.waiting import wait_until
 
+from ferryman.document import Document
 from ferryman.errors import BadDocument, Misconfigured, TransientError, Unavailable, UsageError
 from ferryman.sources import Bookmark, Complete, Fetched, Git, Listed, Note, Source, Unchanged
 from ferryman.sources import git as module
@@ -54,8 +56,12 @@ class Scans:
         found = list(source.listing(partition))
         self.listed = {entry.id: entry for entry in found if isinstance(entry, Listed)}
         self.notes = [entry.text for entry in found if isinstance(entry, Note)]
-        self.is_complete = any(isinstance(entry, Complete) for entry in found)
-        self.marks |= {entry.partition: entry.value for entry in found if isinstance(entry, Bookmark)}
+        complete = [entry for entry in found if isinstance(entry, Complete)]
+        self.is_complete = bool(complete)
+        self.deleted = [entry.id for entry in found if isinstance(entry, Document)]
+        counts = [entry for entry in found if isinstance(entry, Bookmark)]
+        counts += [entry.bookmark for entry in complete if entry.bookmark is not None]
+        self.marks |= {entry.partition: entry.value for entry in counts}
         return list(self.listed)
 
     def read(self, id: str, **options: Any) -> Any:
@@ -92,11 +98,129 @@ def test_the_same_commit_and_options_list_nothing(server: GitServer, repository:
     fingerprints = {id: entry.fingerprint for id, entry in scans.listed.items()}
     repository.put("docs/a.md", "About ferries on ropes")
     repository.commit()
+    assert scans.scan(include="**/*.txt") == []
+    scans.marks.clear()
     assert scans.scan(include="**/*.txt") == ["docs/b.txt"]
     assert {id: entry.fingerprint for id, entry in scans.listed.items()} == fingerprints
     assert scans.source(include="**/*.txt").read(scans.listed["docs/b.txt"]._replace(
         known=fingerprints["docs/b.txt"]
     )) == Unchanged()  # fmt: skip
+
+
+def test_a_commit_lists_what_differs(server: GitServer, repository: GitRepository, tmp_path: Path) -> None:
+    """Also where the commits have no history in common, and whatever became of a path."""
+    other = GitRepository(tmp_path / "other")
+    other.commit()
+    for name in ("docs/link.md", "docs/file.md", "docs/module.md", "docs/same.md"):
+        repository.put(name, name)
+    repository.commit()
+    scans = Scans(server.url("handbook.git"), tmp_path / "cache", include="docs/**", max_deleted=1)
+    assert len(scans.scan()) == 6
+    repository.put("docs/a.md", "Changed")
+    repository.put("docs/new.md", "New")
+    repository.put("README.md", "Not selected")
+    repository.git("rm", "--quiet", "docs/b.txt", "docs/module.md")
+    (repository.path / "docs/link.md").unlink()
+    (repository.path / "docs/link.md").symlink_to("a.md")
+    (repository.path / "docs/file.md").chmod(0o755)
+    repository.git("-c", "protocol.file.allow=always", "submodule", "add", "--quiet", str(other.path), "docs/module.md")
+    repository.commit()
+    repository.git("checkout", "--quiet", "--orphan", "other")
+    repository.commit()
+    repository.git("branch", "--move", "--force", "main")
+    before = len(server.requests)
+    assert scans.scan() == ["docs/a.md", "docs/file.md", "docs/new.md"]
+    assert (scans.deleted, scans.is_complete) == (["docs/b.txt", "docs/link.md", "docs/module.md"], False)
+    assert (scans.notes, scans.marks[""]["files"]) == ([scans.notes[0]], 4)
+    assert "docs/module.md: name their repositories" in scans.notes[0]
+    assert [scans.read(id).raw for id in ("docs/a.md", "docs/new.md")] == [b"Changed", b"New"]
+    assert len(server.requests) - before < 10
+    assert (scans.scan(), scans.deleted) == ([], [])
+
+
+def test_listings_of_differences_add_up(repository: GitRepository, tmp_path: Path) -> None:
+    """After every commit of a random history, the state that listings lead to is the tree."""
+    random = Random(42)
+    scans = Scans(repository.path, tmp_path / "cache", exclude="**/*.tmp", max_deleted=1)
+    known: dict[str, str] = {}
+    for _ in range(12):
+        for _ in range(random.randint(1, 5)):
+            name = f"{random.choice(['', 'a/', 'b/c/'])}{random.randint(0, 5)}.{random.choice(['md', 'tmp'])}"
+            if random.random() < 0.4 and (repository.path / name).exists():
+                (repository.path / name).unlink()
+            else:
+                repository.put(name, f"{random.randint(0, 3)}")
+        repository.commit()
+        scans.scan()
+        if scans.is_complete:
+            known.clear()
+        known |= {id: entry.fingerprint for id, entry in scans.listed.items()}
+        for id in scans.deleted:
+            del known[id]
+        whole = Scans(repository.path, tmp_path / "cache", exclude="**/*.tmp", max_deleted=1)
+        whole.scan()
+        assert known == {id: entry.fingerprint for id, entry in whole.listed.items()}
+    assert not scans.is_complete
+
+
+@pytest.mark.parametrize(
+    ("removed", "options"), [(2, {}), (51, {}), (1, {"detect": "none"})], ids=["a share", "a folder", "every document"]
+)
+def test_what_takes_a_whole_listing(
+    repository: GitRepository, tmp_path: Path, removed: int, options: dict[str, Any]
+) -> None:
+    """Deletes that ``max_deleted`` may hold, of all files or of a folder; a source that processes everything."""
+    if removed > 3:
+        for n in range(300):
+            repository.put(f"many/{n}.txt", f"{n}")
+    repository.commit()
+    scans = Scans(repository.path, tmp_path / "cache", **options)
+    scans.scan()
+    names = [f"many/{n}.txt" for n in range(removed)] if removed > 3 else ["README.md", "docs/a.md"][:removed]
+    repository.git("rm", "--quiet", *names)
+    repository.commit()
+    assert (len(scans.scan()), scans.deleted, scans.is_complete) == (
+        303 - removed if removed > 3 else 3 - removed,
+        [],
+        True,
+    )
+
+
+@pytest.mark.parametrize("lost", ["clone", "refs"])
+def test_a_clone_without_the_last_commit(repository: GitRepository, tmp_path: Path, lost: str) -> None:
+    """It was removed, or somebody has tidied up in it."""
+    scans = Scans(repository.path, tmp_path / "cache", max_deleted=1)
+    scans.scan()
+    repository.git("rm", "--quiet", "docs/a.md")
+    repository.commit()
+    clone = clone_in(tmp_path / "cache")
+    if lost == "clone":
+        shutil.rmtree(clone)
+    else:
+        shutil.rmtree(clone / "refs" / "ferryman")
+    assert (scans.scan(), scans.deleted, scans.is_complete) == (["README.md", "docs/b.txt"], [], True)
+
+
+def test_several_plans_read_one_clone(repository: GitRepository, tmp_path: Path) -> None:
+    """Each lists what differs from the commit that it has read, until they are many commits behind."""
+    behind, often = Scans(repository.path, tmp_path / "cache"), Scans(repository.path, tmp_path / "cache")
+    behind.scan()
+    often.scan()
+    for n in range(3):
+        repository.put("docs/a.md", f"{n}")
+        repository.commit()
+        assert (often.scan(), often.is_complete) == (["docs/a.md"], False)
+    assert (behind.scan(), behind.is_complete) == (["docs/a.md"], False)
+
+
+def test_a_clone_keeps_few_commits(repository: GitRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_COMMITS", 2)
+    scans = Scans(repository.path, tmp_path / "cache")
+    for n in range(4):
+        repository.put("docs/a.md", f"{n}")
+        repository.commit()
+        scans.scan()
+    assert len(list(clone_in(tmp_path / "cache").glob("refs/ferryman/*"))) == 2
 
 
 def test_blobs_are_fetched_at_once(server: GitServer, repository: GitRepository, tmp_path: Path) -> None:
@@ -133,7 +257,9 @@ def test_a_force_push_and_a_file_that_went(server: GitServer, repository: GitRep
     repository.git("branch", "--force", "main", "other")
     repository.git("reflog", "expire", "--expire=now", "--all")
     repository.git("gc", "--quiet", "--prune=now")
-    assert (scans.scan(), scans.is_complete) == (["docs/a.md"], True)
+    assert (scans.scan(), scans.is_complete) == (["docs/a.md"], True), (
+        "most files are gone: an operator may have to say so"
+    )
     assert scans.read("docs/a.md").raw == b"Another history"
 
 
@@ -322,7 +448,7 @@ def test_locks_that_a_killed_command_has_left(
         Path(f"{path}.lock" if "*" in left else path).touch()
     repository.put("docs/a.md", "Changed")
     repository.commit()
-    assert scans.scan() == ["README.md", "docs/a.md", "docs/b.txt"]
+    assert scans.scan() == ["docs/a.md"]
     assert scans.read("docs/a.md").raw == b"Changed"
 
 
@@ -392,7 +518,7 @@ def test_a_sound_clone_is_kept_while_the_server_fails(server: GitServer, tmp_pat
     server.token = "another"
     repository = module.Repository(server.url("handbook.git"), None, 60, str(tmp_path / "cache"))
     with pytest.raises(Misconfigured):
-        repository.prepared(lambda: repository.fetch("1" * 40, "x", whole=True))
+        repository.prepared(lambda: repository.fetch("1" * 40, whole=True))
     assert (clone_in(tmp_path / "cache") / "config").stat().st_ino == kept
 
 

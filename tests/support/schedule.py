@@ -25,6 +25,7 @@ TOGETHER = {
     "spark": ("tests/engine/*spark.py", "tests/engine/runner/test_spark_runner.py", "tests/docs/test_streams.py"),
     "search": (
         "tests/crash/test_servers.py",
+        "tests/crash/test_sources_killed.py",
         "tests/destinations/test_*opensearch*.py",
         "tests/destinations/test_*elasticsearch*.py",
         "tests/destinations/test_front_servers.py",

@@ -334,7 +334,13 @@ class Run:
                     return None
                 if not self._has_room():
                     return False  # the rest is listed again later, as after a kill
-            self._run_wave(batch, next_batch, defer_commands=ordinal < min_waves, ends_scan=next_batch is None)
+            self._run_wave(
+                batch,
+                next_batch,
+                defer_commands=ordinal < min_waves,
+                begins_scan=ordinal == 1,
+                ends_scan=next_batch is None,
+            )
         if not changes.batches and (memories := self._scanning.commit_memories(self._state.wave + 1)):
             self._run_delivery_wave(memories)
             self._scanning.after_commit()
@@ -358,6 +364,7 @@ class Run:
         next_batch: WaveBatch | None = None,
         *,
         defer_commands: bool = False,
+        begins_scan: bool = False,
         ends_scan: bool = False,
     ) -> None:
         """Run one wave: transform, commit, deliver, settle.
@@ -366,7 +373,8 @@ class Run:
             next_batch: the next wave's batch, if it is known. It is transformed while this wave is delivered, unless
                 too much is pending, or an operator command is queued.
             defer_commands: start the next wave early even if an operator command is queued, which then has to wait.
-            ends_scan: it is the last wave of a scan, whose commit includes what the sources remember of it.
+            begins_scan, ends_scan: it is the first, or the last, wave of a scan: its commit includes what the sources
+                remember while the scan lasts, or of all of it.
         """
         number = self._state.wave + 1
         self._runner.start(small=next_batch is None and _is_small(batch.rows, batch.bytes))
@@ -375,6 +383,8 @@ class Run:
         staged, positions = self._transform.run(number, batch)
         if ends_scan:
             positions |= self._scanning.commit_memories(number, staged)
+        elif begins_scan:
+            positions |= self._scanning.begin_memories(number)
         self._pending.unlisted_sources |= self._transform.unseen
         self._observer.outcome(describe_staged(batch, staged))
         self._summary.documents += batch.rows

@@ -82,6 +82,9 @@ class Bookmark(NamedTuple):
     """Name of what was read: a host, a folder, "" if there is only one."""
     value: Any
     """Any JSON value, at most ``limits.BOOKMARK_BYTES`` when encoded; None: forget the partition."""
+    meanwhile: Any = None
+    """Value that counts from the first wave of the scan to its last, if it takes several: for a source whose next
+    listing has to know that some of this one was committed. None: the bookmark before counts until then."""
 
 
 class Note(NamedTuple):

@@ -7,7 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
@@ -33,9 +34,20 @@ _ESTIMATED_BYTES: Final = 4096
 _FETCHED_BLOBS: Final = 20_000
 """Blobs asked for at once: their names are 40 bytes each."""
 
+_REFS: Final = "refs/ferryman/"
+_KEPT_COMMITS: Final = 20
+"""Commits of which the clone keeps the trees: the last ones of each plan and ref that reads it."""
+
+_FEW_BLOBS: Final = 1000
+"""Blobs that are asked for without a look at what is here: the server is not asked if all of them are."""
+
 _LFS: Final = b"version https://git-lfs.github.com/spec/v1\n"
 _LFS_BYTES: Final = 1024
-_SUBMODULE, _SYMLINK = b"160000", b"120000"
+_SUBMODULE, _SYMLINK, _NOTHING = b"160000", b"120000", b"000000"
+_NO_FILES: Final = frozenset({_SUBMODULE, _SYMLINK, _NOTHING})
+_BEGUN: Final = ""
+"""Options of a commit that was listed, and of which not every wave has been committed yet, or whose deletes wait."""
+
 _PUSHES: Final = 3
 """Times that the commit of a branch may be pushed over by force while it is fetched."""
 
@@ -61,8 +73,8 @@ class Git(Source):
     """The files of a Git repository: ``Git("https://example.org/handbook.git", include="**/*.md")``.
 
     The id of a document is the file's path, its ``raw`` the content; its fields are ``url``, ``name``, ``path``,
-    ``size`` and ``mime``. A file has changed if its blob has; where the commit is the one that was read last, nothing
-    is listed. A force push is a commit like any other. What is no longer in the tree is deleted.
+    ``size`` and ``mime``. A file has changed if its blob has. Only what differs from the commit that was read last is
+    listed. A force push is a commit like any other. What is no longer in the tree is deleted.
 
     Symbolic links are not documents, submodules are named and not read (name their repositories as sources of their
     own), and a file kept in Git LFS is rejected, since its content is not in the repository. Names that are not UTF-8
@@ -129,7 +141,7 @@ class Git(Source):
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._cache = None if cache is None else absolute(cache)
-        rules = (self._url, ref, include, exclude, dates, self._link, max_bytes)
+        rules = (self._url, ref, include, exclude, dates, self._link, max_bytes, prefix)
         self._options = blake2b(repr(rules).encode(), digest_size=8).hexdigest()
         self._process = 0
         self._repository: Repository | None = None
@@ -168,36 +180,35 @@ class Git(Source):
     ) -> Iterator[Listed | Bookmark | Complete | Note]:
         known, wanted = partition
         repository = self._own_repository
-        commit = known["commit"] if known and wanted is not None else repository.resolve(self.ref)
-        if known and wanted is None and (known["commit"], known["options"]) == (commit, self._options):
-            return
-        for attempt in range(1, _PUSHES + 1):
-            try:
-                files, submodules, sizes = repository.prepared(partial(self._take, repository, commit))
-                break
-            except CommitGone as e:  # it was pushed over by force since it was named
-                if _COMMIT.fullmatch(self.ref):
-                    raise
-                if attempt == _PUSHES:
-                    raise Unavailable(f"{self!r}: its commit was replaced {_PUSHES} times while it was read") from e
-                commit = repository.resolve(self.ref)
-        picked = None if wanted is None else set(wanted)
-        for file in files:
-            if picked is None or file.id in picked:
-                yield self._listed(file, commit, sizes)
         if wanted is not None:
+            assert known is not None
+            picked = set(wanted)
+            tree = self._tree_of(repository, known["commit"], None)
+            yield from (self._listed(file, tree) for file in tree.files if file.id in picked)
             return
-        if submodules:
+        commit = repository.resolve(self.ref)
+        base = known if known and known["options"] == self._options and self.detect != "none" else None
+        if base is not None and base["commit"] == commit:
+            return
+        tree = self._tree_of(repository, commit, base)
+        yield from (self._listed(file, tree) for file in tree.files)
+        yield from map(Document.deleted, tree.deleted)
+        if tree.submodules:
             yield Note(
-                f"{self!r}: {len(submodules)} submodules are not read, such as {submodules[0]}: name their "
+                f"{self!r}: {len(tree.submodules)} submodules are not read, such as {tree.submodules[0]}: name their "
                 "repositories as sources of their own"
             )
-        if not files and known and known["files"]:
+        if not tree.selected and known and known["files"]:
             raise TransientError(
-                f"{self!r}: no file of commit {commit[:12]} is included, where {known['files']} were known"
+                f"{self!r}: no file of commit {tree.commit[:12]} is included, where {known['files']} were known"
             )
-        yield Bookmark(_WHOLE, {"commit": commit, "options": self._options, "files": len(files)})
-        yield Complete()
+        begun = {"commit": tree.commit, "options": _BEGUN, "files": tree.selected}
+        done = {**begun, "options": self._options}
+        if tree.is_whole:
+            yield Bookmark(_WHOLE, begun, begun)
+            yield Complete("", Bookmark(_WHOLE, done))
+        else:
+            yield Bookmark(_WHOLE, done, begun)
 
     def read(self, listed: Listed) -> Document | Fetched | Unchanged:
         blob, commit = listed.location.split()
@@ -227,33 +238,89 @@ class Git(Source):
         shown = quote_from_bytes(os.fsencode(path))
         return self._link.format(url=_without_git(self._url), ref=self.ref, path=shown)
 
-    def _take(self, repository: Repository, commit: str) -> tuple[list[TreeFile], list[str], dict[str, int]]:
-        """Fetch a commit with its selected blobs; return the files, the submodules, and the sizes of the blobs."""
-        repository.fetch(commit, self.ref, whole=self._dates)
-        files, submodules = self._files(repository, commit)
-        blobs = {file.blob for file in files}
-        repository.fetch_blobs(blobs)
-        return files, submodules, repository.sizes(blobs)
+    def _tree_of(self, repository: Repository, commit: str, base: Mapping[str, Any] | None) -> Tree:
+        """Return what is to be listed of a commit, or of the one that has replaced it.
 
-    def _files(self, repository: Repository, commit: str) -> tuple[list[TreeFile], list[str]]:
-        """Return the selected files of a commit, and the paths of its submodules."""
+        Args:
+            base: bookmark of the commit that was listed last, with these options; None: everything is to be listed.
+        """
+        for attempt in range(1, _PUSHES + 1):
+            try:
+                return repository.prepared(partial(self._take, repository, commit, base))
+            except CommitGone as e:  # it was pushed over by force since it was named
+                if _COMMIT.fullmatch(self.ref):
+                    raise
+                if attempt == _PUSHES:
+                    raise Unavailable(f"{self!r}: its commit was replaced {_PUSHES} times while it was read") from e
+                commit = repository.resolve(self.ref)
+        raise AssertionError
+
+    def _take(self, repository: Repository, commit: str, base: Mapping[str, Any] | None = None) -> Tree:
+        """Fetch a commit with the blobs that are to be listed, and return it; see ``_tree_of``."""
+        repository.fetch(commit, whole=self._dates)
+        tree = None if base is None else self._changes(repository, commit, base)
+        if tree is None:
+            tree = self._files(repository, commit)
+        return tree._replace(sizes=repository.fetch_blobs({file.blob for file in tree.files}))
+
+    def _files(self, repository: Repository, commit: str) -> Tree:
+        """Return all selected files of a commit."""
         files: list[TreeFile] = []
         submodules: list[str] = []
         for mode, blob, path in repository.tree(commit):
             if mode == _SUBMODULE:
                 submodules.append(id_of(path))
-            elif mode != _SYMLINK and (self._globs.everything or self._globs.selects(path)):
+            elif self._selects(mode, path):
                 files.append(TreeFile(id_of(path), blob))
-        return files, submodules
+        return Tree(commit, files, [], submodules, len(files), is_whole=True)
 
-    def _listed(self, file: TreeFile, commit: str, sizes: Mapping[str, int]) -> Listed:
-        size = sizes.get(file.blob, _ESTIMATED_BYTES)
+    def _changes(self, repository: Repository, commit: str, base: Mapping[str, Any]) -> Tree | None:
+        """Return the selected files that differ from the commit that was listed last, whatever lies between the two.
+
+        None: it is not here any more, or so many files are missing that ``max_deleted`` may hold their deletes, which
+        takes a whole listing.
+        """
+        files: list[TreeFile] = []
+        deleted: list[str] = []
+        submodules: list[str] = []
+        count = base["files"]
+        if not repository.has(base["commit"]):
+            return None
+        try:
+            changes = repository.changes(base["commit"], commit)
+        except FerrymanError:  # somebody has removed some of its trees
+            return None
+        for change in changes:
+            was, now = self._selects(change.old_mode, change.path), self._selects(change.mode, change.path)
+            count += now - was
+            if now:
+                files.append(TreeFile(id_of(change.path), change.blob))
+            elif was:
+                deleted.append(id_of(change.path))
+            if change.mode == _SUBMODULE != change.old_mode:
+                submodules.append(id_of(change.path))
+        if not count or self._may_hold(deleted, base["files"]):
+            return None
+        return Tree(commit, files, deleted, submodules, count)
+
+    def _selects(self, mode: bytes, path: str) -> bool:
+        return mode not in _NO_FILES and (self._globs.everything or self._globs.selects(path))
+
+    def _may_hold(self, deleted: Sequence[str], known: int) -> bool:
+        """Return whether deletes might have to wait for an operator, had they been found by a whole listing."""
+        if len(deleted) > self.max_deleted * known:
+            return True
+        folders = Counter(id.partition("/")[0] for id in deleted if "/" in id)
+        return self.max_deleted < 1 and any(n > self.max_deleted * limits.GUARDED_DOCUMENTS for n in folders.values())
+
+    def _listed(self, file: TreeFile, tree: Tree) -> Listed:
+        size = tree.sizes.get(file.blob, _ESTIMATED_BYTES)
         refused = ""
         if size > self._max_bytes:
             refused = (
                 f"{file.id} has {size} bytes, more than max_bytes={self._max_bytes}. Raise the limit, or exclude it."
             )
-        return Listed(file.id, size, f"{file.blob}-{self._options}", f"{file.blob} {commit}", refused)
+        return Listed(file.id, size, f"{file.blob}-{self._options}", f"{file.blob} {tree.commit}", refused)
 
     def _blob(self, blob: str, commit: str) -> bytes:
         """Return the content of a blob; on a machine whose clone does not have it, all that it lacks is fetched."""
@@ -305,6 +372,31 @@ class TreeFile(NamedTuple):
 
     id: str
     blob: str
+
+
+class TreeChange(NamedTuple):
+    """Path that differs in two commits: its modes, and its object in the second one."""
+
+    old_mode: bytes
+    mode: bytes
+    blob: str
+    path: str
+
+
+class Tree(NamedTuple):
+    """What is to be listed of a commit."""
+
+    commit: str
+    files: list[TreeFile]
+    deleted: list[str]
+    """Ids of files that the commit listed before had."""
+    submodules: list[str]
+    selected: int
+    """Number of all selected files of the commit."""
+    is_whole: bool = False
+    """Whether ``files`` are all of them, not only those that differ."""
+    sizes: Mapping[str, int] = {}
+    """Blob -> its size, for those that are here."""
 
 
 class Repository:
@@ -431,39 +523,68 @@ class Repository:
         default = f"; its default is {head.removeprefix('refs/heads/')!r}" if head else ""
         return f". It has {shown or 'no branch'}{default}"
 
-    def fetch(self, commit: str, ref: str, *, whole: bool) -> None:
+    def fetch(self, commit: str, *, whole: bool) -> None:
         """Fetch a commit and its trees, unless they are here.
 
         Args:
             whole: with all commits before it.
         """
         is_shallow = (self.path / "shallow").exists()
-        if self._has(commit) and not (whole and is_shallow):
+        refs = self._refs()
+        if commit in refs.values() and not (whole and is_shallow):
             return
         self._commits.clear()
         depth = ["--unshallow"] if whole and is_shallow else [] if whole else ["--depth=1"]
-        name = f"+{commit}:refs/ferryman/{blake2b(ref.encode(), digest_size=8).hexdigest()}"
+        number = max((int(name) for name in refs if name.isdecimal()), default=0) + 1
         options = ["--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc", "--filter=blob:none", *depth]
-        self._git("fetch", *options, "origin", name)
+        self._git("fetch", *options, "origin", f"+{commit}:{_REFS}{number:012}")
+        for name in sorted(refs)[: -_KEPT_COMMITS + 1]:
+            self._git("update-ref", "-d", f"{_REFS}{name}")
 
-    def _has(self, commit: str) -> bool:
-        try:
-            self._git("rev-parse", "--quiet", "--verify", f"{commit}^{{tree}}", lazy=False)
-        except FerrymanError:
-            return False
-        return True
+    def has(self, commit: str) -> bool:
+        """Return whether a commit was fetched lately. Asked for the commit itself, git would fetch all of it."""
+        return commit in self._refs().values()
 
-    def fetch_blobs(self, blobs: Iterable[str]) -> None:
-        """Fetch the blobs that are not here, many at once."""
-        here = self._git("cat-file", "--batch-all-objects", "--batch-check=%(objectname)", "--unordered", lazy=False)
-        missing = sorted(set(blobs) - set(here.decode().split()))
-        for at in range(0, len(missing), _FETCHED_BLOBS):
-            names = "".join(f"{blob}\n" for blob in missing[at : at + _FETCHED_BLOBS])
+    def _refs(self) -> dict[str, str]:
+        """Return the commits that were fetched, by the names of their refs, which grow."""
+        lines = self._git("for-each-ref", "--format=%(refname) %(objectname)", _REFS, lazy=False).decode().splitlines()
+        return {name.removeprefix(_REFS): commit for name, commit in (line.split(" ") for line in lines)}
+
+    def fetch_blobs(self, blobs: Collection[str]) -> dict[str, int]:
+        """Fetch the blobs that are not here, many at once; return blob -> size."""
+        sizes = self._all_sizes() if len(blobs) > _FEW_BLOBS else {}
+        wanted = sorted(blob for blob in blobs if blob not in sizes)
+        for at in range(0, len(wanted), _FETCHED_BLOBS):
+            names = "".join(f"{blob}\n" for blob in wanted[at : at + _FETCHED_BLOBS])
             self._git(
                 *("-c", "fetch.negotiationAlgorithm=noop", "fetch", "--quiet", "--no-tags", "--no-write-fetch-head"),
                 *("--no-auto-gc", "--recurse-submodules=no", "--filter=blob:none", "--stdin", "origin"),
                 given=names.encode(),
             )
+        return sizes | self._sizes(wanted)
+
+    def _all_sizes(self) -> dict[str, int]:
+        """Return the size of every object that is here. Asked for one that is not, git would fetch it."""
+        options = ["--batch-all-objects", "--unordered", "--batch-check=%(objectname) %(objectsize)"]
+        return _pairs(self._git("cat-file", *options, lazy=False))
+
+    def _sizes(self, blobs: Collection[str]) -> dict[str, int]:
+        if not blobs:
+            return {}
+        names = "".join(f"{blob}\n" for blob in blobs)
+        return _pairs(
+            self._git("cat-file", "--batch-check=%(objectname) %(objectsize)", given=names.encode(), lazy=False)
+        )
+
+    def changes(self, old: str, new: str) -> list[TreeChange]:
+        """Return the paths in which two commits differ, in the order of their trees."""
+        options = ["-r", "-z", "--raw", "--no-abbrev", "--no-renames", "--ignore-submodules=none"]
+        parts = self._git("diff-tree", *options, f"{old}^{{tree}}", f"{new}^{{tree}}", lazy=False).split(b"\0")
+        changes = []
+        for head, path in zip(parts[::2], parts[1::2], strict=False):
+            old_mode, mode, _, blob, _ = head[1:].split(b" ")
+            changes.append(TreeChange(old_mode, mode, blob.decode(), os.fsdecode(path)))
+        return changes
 
     def tree(self, commit: str) -> Iterator[tuple[bytes, str, str]]:
         """Yield mode, object and path of everything in a commit's tree, in its order."""
@@ -472,15 +593,6 @@ class Repository:
                 head, _, path = entry.partition(b"\t")
                 mode, _, blob = head.split(b" ")
                 yield mode, blob.decode(), os.fsdecode(path)
-
-    def sizes(self, blobs: Iterable[str]) -> dict[str, int]:
-        """Return the sizes of blobs that are here."""
-        names = "".join(f"{blob}\n" for blob in sorted(blobs))
-        if not names:
-            return {}
-        text = self._git("cat-file", "--batch-check=%(objectname) %(objectsize)", given=names.encode(), lazy=False)
-        pairs = (line.split(" ") for line in text.decode().splitlines())
-        return {blob: int(size) for blob, size in pairs if size.isdecimal()}
 
     def last_commits(self, commit: str) -> dict[str, tuple[str | None, str]]:
         """Return for each path the time and author of the last commit that touched it, by one walk."""
@@ -601,6 +713,12 @@ class BlobReader:
     def __del__(self) -> None:
         if sys is not None and not sys.is_finalizing():  # else it ends with its standard input
             self.close()
+
+
+def _pairs(text: bytes) -> dict[str, int]:
+    """Return the sizes that ``cat-file`` prints; it says "missing" in the place of some."""
+    pairs = (line.split(" ") for line in text.decode().splitlines())
+    return {blob: int(size) for blob, size in pairs if size.isdecimal()}
 
 
 def _verb(arguments: Sequence[str]) -> str:

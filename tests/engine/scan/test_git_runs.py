@@ -66,3 +66,58 @@ def test_a_killed_run_goes_on(trial: PlanWorld, place: Path, wave: int, phase: s
         trial.run(observer=Until(wave, phase), wave_bytes=2000)
     assert trial.run().exit == 0
     assert trial.arrived() == dict.fromkeys("abcd", 1)
+
+
+def test_a_commit_that_takes_back_what_a_killed_run_has_sent(trial: PlanWorld, place: Path) -> None:
+    """The commit that was listed last does not differ, but what the first wave has committed does."""
+    repository = GitRepository(place / "r")
+    for name in "abcd":
+        repository.put(name, name * 1000)
+    first = repository.commit()
+    trial.build(source=Git(repository.path, cache=place / "cache", max_deleted=1))
+    assert trial.run().exit == 0
+    for name in "abcd0":
+        repository.put(name, name * 1001)
+    repository.commit()
+    with pytest.raises(Interrupted):
+        trial.run(observer=Until(3, "transform"), wave_bytes=2000)
+    repository.git("reset", "--quiet", "--hard", first)
+    assert trial.run().exit == 0
+    assert (trial.counts(), {line["size"] for line in _last(trial).values()}) == (
+        {"delivered": 4, "deleted": 1},
+        {1000},
+    )
+
+
+def _last(world: PlanWorld) -> dict[str, Any]:
+    """The fields of each document that is there."""
+    found: dict[str, Any] = {}
+    for line in world.out().lines():
+        found[line["id"]] = line["fields"]
+        if line["op"] == "delete":
+            del found[line["id"]]
+    return found
+
+
+def test_deletes_that_were_held_are_allowed_at_the_same_commit(trial: PlanWorld, place: Path) -> None:
+    repository = GitRepository(place / "r")
+    for name in "abcd":
+        repository.put(name, f"File {name}")
+    first = repository.commit()
+    trial.build(source=Git(repository.path, cache=place / "cache"))
+    trial.run()
+    repository.git("rm", "--quiet", "a", "b", "c")
+    repository.put("d", "Changed")
+    repository.commit()
+    for _ in range(2):
+        assert trial.run().exit == 2
+        assert any("3 of 4 documents are missing" in message for message in trial.watch.messages)
+    assert trial.arrived() == {"a": 1, "b": 1, "c": 1, "d": 2}
+    repository.git("reset", "--quiet", "--hard", first)
+    assert trial.run().exit == 0
+    assert trial.arrived() == {"a": 1, "b": 1, "c": 1, "d": 3}, "what was processed while deletes waited is listed"
+    repository.git("rm", "--quiet", "a", "b", "c")
+    repository.commit()
+    assert trial.run().exit == 2
+    assert trial.run(allow_deletes=True).exit == 0
+    assert trial.counts() == {"delivered": 1, "deleted": 3}

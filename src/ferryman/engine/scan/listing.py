@@ -491,8 +491,14 @@ def _check_bookmark(bookmark: Bookmark) -> Bookmark:
         Misconfigured: it cannot be stored, or it is too large.
     """
     what = f"the bookmark of {bookmark.partition or 'what it reads'}"
+    return Bookmark(bookmark.partition, _as_stored(bookmark.value, what), _as_stored(bookmark.meanwhile, what))
+
+
+def _as_stored(value: Any, what: str) -> Any:
+    if value is None:
+        return None
     try:
-        text = encode_value(bookmark.value, what)
+        text = encode_value(value, what)
     except BadDocument as e:
         raise Misconfigured(f"{what} cannot be stored: {e}") from e
     if len(text) > limits.BOOKMARK_BYTES:
@@ -500,7 +506,7 @@ def _check_bookmark(bookmark: Bookmark) -> Bookmark:
             f"{what} has {format_size(len(text))}, more than {format_size(limits.BOOKMARK_BYTES)}. It should say how "
             f"far the source was read, not what was read. It begins with {shortened(text.decode(), 200)}"
         )
-    return Bookmark(bookmark.partition, decode_json(text))
+    return decode_json(text)
 
 
 def _document_row(source: Source, id: str, doc: Document, fingerprint: str) -> tuple[tuple[Any, ...], int]:

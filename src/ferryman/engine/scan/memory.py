@@ -94,6 +94,19 @@ class SourceMemories:
         self._listings = [listing for listing in listings if listing.source.name in self.current]
         self._held = held
 
+    def begin_commit(self, wave: int) -> dict[str, int]:
+        """Write what counts until the scan's last wave commits; return the transactions that its first wave records."""
+        transactions: dict[str, int] = {}
+        for listing in self._listings:
+            name = listing.source.name
+            marks = {m.partition: m.meanwhile for part in listing.parts for m in part.bookmarks}
+            before = self.current[name]
+            bookmarks = before.bookmarks | {key: value for key, value in marks.items() if value is not None}
+            if bookmarks != before.bookmarks:
+                self.current[name] = SourceMemory(bookmarks, before.kept)
+                transactions |= write_memory(self._state, name, wave, self.current[name])
+        return transactions
+
     def commit(self, wave: int, staged: Sequence[Staged]) -> dict[str, int]:
         """Write the memories that have changed; return the transactions that the commit of this wave records.
 

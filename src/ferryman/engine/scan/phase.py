@@ -142,6 +142,11 @@ class ScanPhase:
                 self._report(note)
         return changes
 
+    def begin_memories(self, wave: int) -> dict[str, int]:
+        """Write what the sources remember while a scan of several waves lasts; return the transactions that its first
+        wave commits."""
+        return self._memories.begin_commit(wave)
+
     def commit_memories(self, wave: int, staged: Sequence[Staged] = ()) -> dict[str, int]:
         """Write what the sources remember of this scan; return the transactions that its last wave commits.
 
