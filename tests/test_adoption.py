@@ -77,7 +77,8 @@ def keep(path: Path) -> Callable[[], None]:
 def test_a_state_put_back_from_a_copy_is_noticed_and_adopted(place: Path) -> None:
     """Its edits count as newer at once, it ends with 3 until it is adopted, and then nothing differs."""
     log = sql(place, table="log", mode="append")
-    world = world_with(place, log=log, files=Directory(place / "files"), rows=sql(place))
+    lines = JsonLines(place / "lines")
+    world = world_with(place, log=log, lines=lines, files=Directory(place / "files"), rows=sql(place))
     put_back = keep(world.state)
     world.put(IDS[0], text="edited before it was lost")
     world.put("new", text="new before it was lost")
@@ -89,7 +90,7 @@ def test_a_state_put_back_from_a_copy_is_noticed_and_adopted(place: Path) -> Non
     first = world.run(checked=False)
     assert first.exit == 3
     told = [text for text in first.messages if "put back from an older copy" in text]
-    assert [text.split(":")[0] for text in told] == ["destination files", "destination log", "destination rows"]
+    assert [text.split(":")[0] for text in told] == [f"destination {n}" for n in ("files", "lines", "log", "rows")]
     assert all("ferryman adopt PLAN" in text for text in told)
     assert not any("stale" in text for text in first.messages)
     assert titles(place)[IDS[3]] == "edited after it was put back"
@@ -221,23 +222,31 @@ def test_rows_that_wait_in_the_copy_are_sent_as_newer(place: Path) -> None:
 
 
 def empty(folder: Path) -> None:
+    for path in (folder / "files").glob("*.jsonl"):
+        path.unlink()
+    if not (folder / "out.db").exists():
+        return
     with closing(sqlite3.connect(folder / "out.db")) as connection, connection:
         connection.execute("DELETE FROM documents")
 
 
 @pytest.mark.rule("verify.target")
-@pytest.mark.parametrize("kind", ["database", "emptied", "folder", "appended"])
+@pytest.mark.parametrize("kind", ["database", "emptied", "folder", "appended", "lines", "emptied lines"])
 def test_a_target_that_is_an_older_copy_is_noticed_and_healed(place: Path, kind: str) -> None:
     """It says so at the start, with 3, until a verification has found all of it."""
     appended = sql(place, table="documents", mode="append")
-    destination = {"folder": Directory(place / "files"), "appended": appended}.get(kind, sql(place))
-    world = world_with(place, rows=destination)
-    put_back = keep(place / ("files" if kind == "folder" else "out.db"))
+    destinations = {"folder": Directory(place / "files"), "appended": appended}
+    destinations |= dict.fromkeys(("lines", "emptied lines"), JsonLines(place / "files"))
+    world = world_with(place, rows=destinations.get(kind, sql(place)))
+    put_back = keep(place / ("files" if (place / "files").exists() else "out.db"))
     world.put(IDS[0], text="edited")
     world.put("new")
     assert world.run().exit == 0
     assert world.run().exit == 0
-    empty(place) if kind == "emptied" else put_back()
+    if "emptied" in kind:
+        empty(place)
+    else:
+        put_back()
     world.put("newer")
     found = world.run(checked=False)
     assert found.exit == 3

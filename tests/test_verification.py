@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sqlite3
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from functools import partial
@@ -21,7 +22,7 @@ from ferryman.destinations.base import Delivery, Destination, DestinationContext
 from ferryman.destinations.sql import sqlite as sqlite_dialect
 from ferryman.destinations.stored import Stored, is_same_value
 from ferryman.errors import PermanentError, Unavailable, UsageError
-from ferryman.operations import resolve
+from ferryman.operations import resolve, retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import ByField, Duplicate
@@ -355,6 +356,10 @@ def remove_folders(folder: Path) -> None:
     shutil.rmtree(folder / "files")
 
 
+def remove_lines(folder: Path) -> None:
+    shutil.rmtree(folder / "lines")
+
+
 def remove_queue(folder: Path) -> None:
     DurableQueue("out", folder).delete()
 
@@ -366,6 +371,7 @@ def remove_queue(folder: Path) -> None:
         (remove_rows, ["rows"]),
         (drop_table, ["rows"]),
         (remove_folders, ["files"]),
+        (remove_lines, ["lines"]),
         (remove_queue, ["messages"]),
     ],
 )
@@ -398,6 +404,45 @@ def test_a_target_that_is_gone_or_recreated_is_noticed(
     said = said_by_status(world, capsys)
     assert "The target of" not in said
     assert said.count("was verified up to wave") == 4
+
+
+@pytest.mark.rule("verify.target")
+@pytest.mark.parametrize("name", ["lines", "files"])
+def test_a_folder_that_was_moved_is_noticed(place: Path, name: str) -> None:
+    """Also if what is in its place has the same files: a verification says that they are all there."""
+    world = world_with(place, lines=JsonLines(place / "lines"), files=Directory(place / "files"))
+    own = ".ferryman-id" if name == "lines" else ".ferryman/.ferryman-id"
+    (place / name / own).rename(place / "moved")
+    assert world.run(checked=False).exit == 3
+    assert look(world).exit == 0
+    world.put("newer")
+    assert world.run(checked=False).exit == 3, "it got an identity of its own"
+    assert look(world).exit == 0
+    assert world.run().exit == 0
+
+
+@pytest.mark.rule("verify.anew")
+def test_a_target_that_was_made_anew_on_purpose(place: Path) -> None:
+    """``retry --force --destination`` fills it and accepts its identity, before or after a run has noticed: the next
+    run ends with 0. Of one document it accepts nothing."""
+    world = world_with(place, rows=sql(place), lines=JsonLines(place / "lines"))
+    force = partial(retry, world.plan, state=world.state, force=True)
+    for noticed in (False, True):
+        world.put(f"newer {noticed}")
+        assert world.run().exit == 0
+        remove_rows(place)
+        remove_lines(place)
+        if noticed:
+            force(destination="rows", document="newer True")
+            found = world.run(checked=False)
+            assert found.exit == 3
+            assert [text.split(":")[0] for text in found.messages] == ["destination lines", "destination rows"]
+        force(destination="rows")
+        force(destination="lines")
+        done = world.run()
+        assert (done.exit, done.messages) == (0, [])
+        assert look(world, destination="rows").exit == 0
+        assert look(world, destination="lines").exit == 0
 
 
 def said_by_status(world: PlanWorld, capsys: pytest.CaptureFixture[str]) -> str:
@@ -701,6 +746,56 @@ def test_an_archive_gets_its_content_back(place: Path) -> None:
             path.write_text("oops!")
     assert len(found(look(world, repair=True))) == 3
     assert world.run().exit == 0
+    assert look(world).exit == 0
+
+
+class Late(Sql):
+    """A store that does not show each row at once: of each look at all of it, one is missing."""
+
+    def inventory(self, context: DestinationContext, ids: Any = None) -> Iterator[Stored]:
+        rows = super().inventory(context, ids)
+        if ids is None:
+            next(rows, None)
+        yield from rows
+
+
+@pytest.mark.rule("verify.second-look")
+def test_a_row_that_is_shown_at_the_second_look_is_there(place: Path) -> None:
+    """A search engine may show a row a moment later. No difference is reported or repaired."""
+    world = world_with(place, rows=Late(f"sqlite:///{place}/out.db"))
+    found = look(world, repair=True)
+    assert (found.exit, found.repaired) == (0, 0)
+    assert found.targets[0].counts is not None
+    assert found.targets[0].counts.expected == 120
+    in_database(place, "DELETE FROM documents")
+    assert look(world).exit == 3, "what is not there at the second look either is missing"
+
+
+@pytest.mark.rule("verify.second-look")
+def test_a_verification_beside_a_run_reports_nothing(place: Path) -> None:
+    """Documents are added, changed and deleted by runs in another thread, while everything is compared again and
+    again: rows, files and lines."""
+    world = world_with(place, rows=sql(place), lines=JsonLines(place / "lines"), files=Directory(place / "files"))
+    ended = threading.Event()
+    exits: list[int] = []
+
+    def run_often() -> None:
+        try:
+            for turn in range(5):
+                world.put("changing", f"new {turn}", text=f"text {turn}")
+                world.drop(f"new {turn - 1}")
+                exits.append(world.run(checked=False).exit)
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run_often)
+    thread.start()
+    looks = [look(world)]
+    while not ended.is_set():
+        looks.append(look(world))
+    thread.join()
+    assert exits == [0] * 5
+    assert [found(each) for each in looks] == [[]] * len(looks)
     assert look(world).exit == 0
 
 

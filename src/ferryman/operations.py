@@ -20,6 +20,7 @@ from ferryman.engine.migration import migrate
 from ferryman.engine.run import Run
 from ferryman.engine.settings import RunSettings, SparkSettings
 from ferryman.engine.summary import FlowSummary, Summary
+from ferryman.engine.targets import ask_target
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
 from ferryman.observe import Observer, default_observer
 from ferryman.plan import DestinationNode, Flow, JoinNode, NotifyTarget, Plan, SourceNode
@@ -46,6 +47,7 @@ from ferryman.state.state import (
     sender_of,
     state_root,
 )
+from ferryman.state.targets import load_targets, settle_targets
 from ferryman.storage import files, parquet
 from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.files import StatePath, exists, explain_errors_of_state
@@ -612,6 +614,9 @@ def retry(
     that remember are called again for them: what was answered for these documents is forgotten first. The filters
     select the deliveries.
 
+    ``force`` without a filter, or with ``destination`` alone, also accepts the targets as they are now, such as one
+    that was made anew on purpose.
+
     Raises:
         UsageError: there is no state yet, or no such status.
     """
@@ -622,7 +627,26 @@ def retry(
         _forget_answers(plan, existing_state(plan, state, "retry"), status, document, destination, source, reason)
     statuses = None if status is None else frozenset(named_statuses(status)[0])
     command = Command(verb, current_user(), why, statuses, document, destination, source, reason=reason)
-    return submit_command(plan, state, command)
+    done = submit_command(plan, state, command)
+    if force and not (status or document or source or reason):
+        _accept_target(plan, existing_state(plan, state, "retry"), destination)
+    return done
+
+
+def _accept_target(plan: Plan, root: StatePath, destination: str | None) -> None:
+    """Accept the target of a destination, or of all of them, as it is now, if it is not the one that the state knows:
+    all that was delivered to it is pending."""
+    targets = load_targets(root)
+    nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode) and destination in (None, n.name)}
+    state = State(root, plan)
+    with state.readers.reading():
+        state.open_for_reading()
+    for name in nodes.keys() & targets.keys():
+        known, now = targets[name], ask_target(nodes[name], nodes[name].destination.identity)
+        if now is None:
+            now = known.found
+        if known.needs_verification or now not in (None, known.id):
+            settle_targets(root, {name: now}, state.wave)
 
 
 def _forget_answers(plan: Plan, root: StatePath, *which: str | None) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ferryman import crash, limits
@@ -21,7 +21,7 @@ from ferryman.plan.keyed import read_once_sources
 from ferryman.plan.paths import nodes_by_target
 from ferryman.state.commands import ADOPT, REPAIR, Command, current_user
 from ferryman.state.state import State, sender_of
-from ferryman.state.targets import VerifiedDestination, load_targets, load_verified, save_verified
+from ferryman.state.targets import settle_targets
 from ferryman.storage.files import StatePath, explain_errors_of_state
 
 
@@ -133,7 +133,7 @@ def adopt(plan: Plan, *, state: str | StatePath | None = None, why: str = "") ->
     verification = verify(plan, state=state, repair=True, why=reason)  # 3
     verification.queued |= done.queued
     compared = {name for each in verification.targets if each.counts is not None for name in each.destinations}
-    _settle(root, compared | _unreadable(nodes))  # 4
+    settle_targets(root, dict.fromkeys(compared | _unreadable(nodes)))  # 4
     return verification
 
 
@@ -167,15 +167,6 @@ def _highest_sent(destination: Destination, context: DestinationContext) -> int:
 def _unreadable(nodes: Sequence[DestinationNode]) -> set[str]:
     """Return the destinations that cannot be compared at all."""
     return {node.name for node in nodes if type(node.destination).inventory is Destination.inventory}
-
-
-def _settle(root: StatePath, names: Collection[str]) -> None:
-    """Record that what was found about these targets is settled."""
-    targets, verified = load_targets(root), load_verified(root)
-    for name in names & targets.keys():
-        if targets[name].noticed:
-            verified.setdefault(name, VerifiedDestination()).settled = targets[name].noticed
-    save_verified(root, verified)
 
 
 def _targets(plan: Plan, destination: str | None) -> list[list[DestinationNode]]:

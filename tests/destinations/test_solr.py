@@ -141,6 +141,7 @@ def test_what_a_document_becomes(solr: SolrServer, plays: str) -> None:
         "set_s": '{"set":"changed"}',
         "ferryman_hash_s": chunk[0].hash,
         "ferryman_sequence_l": 1,
+        "ferryman_origin_s": f'["files","{chunk[0].version}",[]]',
     }
     assert b["text"] == "of the fields"
 

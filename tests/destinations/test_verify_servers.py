@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -144,15 +145,15 @@ class InOpenSearch:
 
     def change(self, ids: Sequence[str]) -> None:
         now = self._index.documents()
-        self._write([({"index": {"_id": id}}, {**now[id], "title": "other"}) for id in ids])
+        self.write([({"index": {"_id": id}}, {**now[id], "title": "other"}) for id in ids])
 
     def lose(self, ids: Sequence[str]) -> None:
-        self._write([({"delete": {"_id": id}},) for id in ids])
+        self.write([({"delete": {"_id": id}},) for id in ids])
 
     def put_back(self, ids: Sequence[str]) -> None:
-        self._write([({"index": {"_id": id}}, self._saved[id]) for id in ids])
+        self.write([({"index": {"_id": id}}, self._saved[id]) for id in ids])
 
-    def _write(self, operations: Sequence[tuple[Any, ...]]) -> None:
+    def write(self, operations: Sequence[tuple[Any, ...]]) -> None:
         body = "".join(json.dumps(line) + "\n" for lines in operations for line in lines)
         url, headers = f"{self._index.url}/{self._index.name}/_bulk", {"content-type": "application/x-ndjson"}
         answer = json.loads(_pool.request("POST", url, body=body.encode(), headers=headers).data)
@@ -313,23 +314,41 @@ def test_columns_of_every_kind_in_postgresql(tmp_path: Path, database: Database)
     assert verify(world.plan, state=world.state).exit == 0
 
 
-def check_older_copies(folder: Path, destination: Destination, store: Store) -> None:
-    """A run says that a state, and that a target, is an older copy; adoption and repair end both right."""
+def build_copies(world: PlanWorld, destination: Destination) -> Plan:
+    plan = Plan("copies", version=1)
+    plan.source("docs", Memory(world.documents, max_deleted=1.0)).destination("out", destination, backoff=0)
+    return plan
 
-    def build(world: PlanWorld) -> Plan:
-        plan = Plan("copies", version=1)
-        plan.source("docs", Memory(world.documents, max_deleted=1.0)).destination("out", destination, backoff=0)
-        return plan
 
-    world = PlanWorld(folder, build)
-    world.put(*IDS[:40], title="Henry")
+def check_repair(world: PlanWorld, lost: int) -> None:
+    """A run says what was done to its target and ends with 3, until a repair and a verification; then nothing of it is
+    left."""
+    found = world.run(checked=False)
+    assert found.exit == 3
+    assert any("verify PLAN --repair" in text for text in found.messages), found.messages
+    look = partial(verify, world.plan, state=world.state)
+    assert look(repair=True).repaired == lost
+    assert world.run(checked=False).delivered == lost
+    assert look().exit == 0
+    again = world.run()
+    assert (again.exit, again.messages, again.delivered) == (0, [], 0)
+
+
+def check_older_copies(folder: Path, destination: Destination, store: Store, title: str = "title") -> None:
+    """A run says that a state, and that a target, is an older copy; adoption and repair end both right.
+
+    Args:
+        title: name of a field of text.
+    """
+    world = PlanWorld(folder, partial(build_copies, destination=destination))
+    world.put(*IDS[:40], **{title: "Henry"})
     assert world.run().exit == 0
     shutil.copytree(world.state, folder / "copy")
-    world.put(*IDS[:10], text="edited", title="Henry")
+    world.put(*IDS[:10], text="edited", **{title: "Henry"})
     assert world.run().exit == 0
     shutil.rmtree(world.state)
     (folder / "copy").rename(world.state)
-    world.put(IDS[20], text="edited after", title="Henry")
+    world.put(IDS[20], text="edited after", **{title: "Henry"})
     found = world.run(checked=False)
     assert found.exit == 3
     assert any("ferryman adopt PLAN" in text for text in found.messages), found.messages
@@ -337,7 +356,7 @@ def check_older_copies(folder: Path, destination: Destination, store: Store) -> 
     assert world.run().exit == 0
     assert verify(world.plan, state=world.state).exit == 0
     store.save()
-    world.put(*IDS[40:50], title="newer")
+    world.put(*IDS[40:50], **{title: "newer"})
     assert world.run().exit == 0
     store.lose(IDS[40:50])
     lost = world.run(checked=False)
@@ -373,10 +392,97 @@ def test_older_copies_with_opensearch(tmp_path: Path, index: SearchIndex) -> Non
     check_older_copies(tmp_path, OpenSearch(index.url, index.name), InOpenSearch(index))
 
 
+def recreate(index: SearchIndex) -> None:
+    index.ask("DELETE")
+
+
+def point_elsewhere(index: SearchIndex) -> None:
+    """An index that somebody filled from an older copy takes the place of the one behind the alias."""
+    there = SearchIndex(index.url, f"{index.name}-1")
+    copy_index(there, f"{index.name}-2", 15)
+    actions = [{"remove": {"index": there.name, "alias": index.name}}]
+    actions += [{"add": {"index": f"{index.name}-2", "alias": index.name}}]
+    SearchIndex(index.url, "_aliases").ask("POST", "", {"actions": actions})
+
+
+def reindex(index: SearchIndex) -> None:
+    """By hand, and half of it: into another index, and from there into one of the old name."""
+    copy_index(index, f"{index.name}-other", 15)
+    index.ask("DELETE")
+    copy_index(SearchIndex(index.url, f"{index.name}-other"), index.name, 15)
+
+
+def copy_index(index: SearchIndex, name: str, documents: int) -> None:
+    """Write some documents of an index into another one with its mappings, as people do by ``_reindex``, which the
+    server of the tests does not have."""
+    other, [found] = SearchIndex(index.url, name), index.ask("GET", "/_mapping").values()
+    copied = list(index.documents().items())[:documents]
+    other.ask("PUT", "", found)
+    InOpenSearch(other).write([({"index": {"_id": id}}, source) for id, source in copied])
+
+
+@pytest.mark.rule("verify.target")
+@pytest.mark.server
+@pytest.mark.parametrize(("harm", "lost"), [(recreate, 20), (point_elsewhere, 5), (reindex, 5)])
+def test_an_index_that_is_another_one(
+    tmp_path: Path, index: SearchIndex, harm: Callable[[SearchIndex], None], lost: int
+) -> None:
+    """Deleted and made again, behind an alias that points elsewhere, or reindexed by hand: each run says so and ends
+    with 3, until what it lacks was sent and all is there."""
+    if harm is point_elsewhere:
+        SearchIndex(index.url, f"{index.name}-1").ask("PUT", "", {"aliases": {index.name: {}}})
+    world = PlanWorld(tmp_path, partial(build_copies, destination=OpenSearch(index.url, index.name)))
+    world.put(*IDS[:20])
+    assert world.run().exit == 0
+    harm(index)
+    check_repair(world, lost)
+    assert len(index.documents()) == 20
+
+
+@pytest.mark.rule("verify.target")
+@pytest.mark.server
+def test_a_table_of_postgresql_that_was_dropped(tmp_path: Path, database: Database) -> None:
+    """Each run says so and ends with 3, until all was sent again and is there."""
+    world = PlanWorld(tmp_path, partial(build_copies, destination=Sql(database.url)))
+    world.put(*IDS[:20])
+    assert world.run().exit == 0
+    database.query("DROP TABLE documents")
+    check_repair(world, lost=20)
+
+
 @pytest.mark.server
 def test_opensearch(tmp_path: Path, index: SearchIndex) -> None:
     """A document that was written again has another version, and perhaps another content."""
     check_differences(tmp_path, OpenSearch(index.url, index.name), InOpenSearch(index))
+
+
+@pytest.mark.server
+def test_older_copies_with_solr(tmp_path: Path, server: Callable[[str], Any]) -> None:
+    """The hashes of the newest documents tell, by their origins."""
+    solr: SolrServer = server("solr")
+    name = f"older-{tmp_path.name}"
+    solr.collection(name)
+    check_older_copies(tmp_path, Solr(f"{solr.url}/{name}"), InSolr(solr, name), "title_s")
+
+
+@pytest.mark.server
+def test_a_core_that_was_made_anew_or_emptied(tmp_path: Path, server: Callable[[str], Any]) -> None:
+    """It lacks what was delivered last: each run says so and ends with 3, until all is there again."""
+    solr: SolrServer = server("solr")
+    name = f"anew-{tmp_path.name}"
+    solr.collection(name)
+    store = InSolr(solr, name)
+    world = PlanWorld(tmp_path, partial(build_copies, destination=Solr(f"{solr.url}/{name}")))
+    world.put(*IDS[:20])
+    assert world.run().exit == 0
+
+    def make_anew() -> None:
+        solr.get("/admin/cores", action="UNLOAD", core=name, deleteInstanceDir="true")
+        solr.collection(name)
+
+    for harm in (make_anew, partial(store.lose, IDS[:20])):
+        harm()
+        check_repair(world, lost=20)
 
 
 @pytest.mark.server

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 from ferryman import Document, Plan
 from ferryman.destinations import JsonLines, Memory, Sql, Webhook
 from ferryman.errors import UsageError
-from ferryman.proof import broken
+from ferryman.proof import broken, child
+from ferryman.proof.child import ChildJob
 from ferryman.proof.proof import ProofResult, as_json, prove
 from ferryman.proof.report import as_html, notes, verdict
+from ferryman.proof.rounds import Processes
 from ferryman.sources import Memory as Documents
 
 DOCUMENTS = 8
@@ -78,6 +81,42 @@ def test_faults_that_hit_nothing_prove_nothing(tmp_path: Path) -> None:
     assert len(result.short) == 4
     assert result.exit == 1
     assert verdict(result).startswith("NOT PROVEN")
+
+
+@pytest.mark.rule("prove.effects")
+def test_a_round_that_shows_nothing_is_not_green() -> None:
+    """Its fault is named, with the command that tries it again."""
+    result = ProofResult("papers", 0, rounds=2)
+    result.tallies["half", "index"].effects = 1
+    assert result.exit == 0
+    result.inconclusive.append(("half@lines:1@0", "twins or state could not be read: no answer"))
+
+    assert result.exit == 1
+    assert not as_json(result)["proved"]
+    assert verdict(result) == "NOT PROVEN: 1 round of 2 showed nothing"
+    said = "Inconclusive: twins or state could not be read: no answer. To try it again: ferryman half@lines:1@0"
+    assert list(notes(result, "ferryman")) == [said]
+    assert 'class="verdict good"' not in as_html(result, "ferryman")
+
+
+@pytest.mark.slow
+@pytest.mark.rule("prove.effects")
+def test_a_twin_that_does_not_answer_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All went well in the round, but nobody could look at its end."""
+    run, looks = Processes.run, Counter[str]()
+
+    def not_looking(processes: Processes, job: ChildJob) -> int:
+        looks[job.verb] += 1
+        return child.TIMEOUT if job.verb == "look" and looks["look"] > 2 else run(processes, job)
+
+    monkeypatch.setattr(Processes, "run", not_looking)
+    result = prove_small(tmp_path, fault="drops@memory:1@0")
+
+    assert result.violations == []
+    assert {fault for fault, _ in result.inconclusive} >= {"drops@memory:1@0"}
+    assert len(result.inconclusive) == result.rounds
+    assert result.exit == 1
+    assert verdict(result) == f"NOT PROVEN: {result.rounds} rounds of {result.rounds} showed nothing"
 
 
 SHOWN = ("outcome",)

@@ -421,7 +421,8 @@ def test_documents_of_solr(solr: SolrServer, tmp_path: Path) -> None:
     there.put(
         {
             "a b": {"title": ["Henry", "V"], "year": 1599, "name": "n", "hidden": "gone", "sorted": ["b", "a", "a"]},
-            "c#1": {"word_s": "w", "ferryman_hash_s": "f" * 32, "ferryman_sequence_l": 1, "alone_copy": "own"},
+            "c#1": {"word_s": "w", "ferryman_hash_s": "f" * 32, "ferryman_sequence_l": 1, "alone_copy": "own"}
+            | {"ferryman_origin_s": '["files","v",[]]'},
         }
     )
     found = scan(Solr(there.url))

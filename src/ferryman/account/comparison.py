@@ -115,10 +115,12 @@ class Comparison:
         view: the state's tables.
         destinations: names of the nodes that write to the target.
         keyed: whether the target keeps one record per id.
+        after: deliveries of this wave and of earlier ones are not expected.
     """
 
-    def __init__(self, view: View, destinations: Sequence[str], *, keyed: bool) -> None:
+    def __init__(self, view: View, destinations: Sequence[str], *, keyed: bool, after: int = 0) -> None:
         self._view = view
+        self._after = after
         self._names = quote_list(destinations)
         self._keyed = keyed
         self._match = "s.id = e.document" if keyed else "s.hash = e.hash"
@@ -139,7 +141,8 @@ class Comparison:
         for name, query in {
             "arrived": f"""
                 SELECT {columns}, operation = 'upsert' AS is_upsert, coalesce(message, '') = '{STALE}' AS was_stale
-                FROM ledger WHERE {at} AND {sent} AND NOT starts_with(version, '{RANGE}')
+                FROM ledger
+                WHERE {at} AND {sent} AND wave > {self._after} AND NOT starts_with(version, '{RANGE}')
             """,
             "superseded": _SUPERSEDED,
             "latest": """

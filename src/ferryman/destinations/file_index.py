@@ -172,15 +172,15 @@ class LocalIndex:
         return sa.make_url("sqlite://").set(database=str(self._path))
 
 
-def identify(folder: TargetFolder) -> None:
-    """Give a folder an identity, if it has none."""
-    if not read_identity(folder):
-        folder.put([(_IDENTITY, uuid.uuid4().hex.encode())])
+def identify(folder: TargetFolder, name: str = _IDENTITY) -> None:
+    """Give a folder an identity, in a file of this name, if it has none."""
+    if not read_identity(folder, name):
+        folder.put([(name, uuid.uuid4().hex.encode())])
 
 
-def read_identity(folder: TargetFolder) -> str:
+def read_identity(folder: TargetFolder, name: str = _IDENTITY) -> str:
     """Return the identity of a folder; "" if there is no such folder, or it has none."""
-    return (folder.read(_IDENTITY) or b"").decode("ascii", "replace")
+    return (folder.read(name) or b"").decode("ascii", "replace")
 
 
 # Elsewhere: files of rows, and a copy of them in a database of this process.

@@ -38,7 +38,9 @@ from ferryman.destinations.file_index import (
     FileIndex,
     LocalIndex,
     RemoteIndex,
+    identify,
     index_columns,
+    read_identity,
     record_writer,
 )
 from ferryman.destinations.sql.layout import CONTENT_HASH
@@ -564,8 +566,10 @@ class JsonLines(Destination):
     in two files: after a kill a chunk is written again, and if it is cut the same it makes the same file, but rows
     that were not sure to have arrived may be cut differently then. Nothing that was confirmed is ever overwritten.
 
-    A killed writer leaves at most a file whose name, or whose folder's name, begins with a dot. Ignore it; it is
-    removed later. The folder may be a URL, see ``Directory``: then each chunk of a wave is a file there.
+    Ignore names that begin with a dot: ``.ferryman-id`` is the folder's identity, and a killed writer leaves at most
+    one more, which is removed later. Each run notices a folder that was removed, emptied, exchanged or put back from an
+    older copy. So who takes files away leaves the newest one. The folder may be a URL, see ``Directory``: then each
+    chunk of a wave is a file there.
     """
 
     effect = Effect.IDEMPOTENT
@@ -623,9 +627,38 @@ class JsonLines(Destination):
         return self._folder.not_installed()
 
     def check(self) -> None:
-        """Make the folder, and clean up after killed writers."""
+        """Make the folder with its identity, and clean up after killed writers."""
         with self._folder.translated():
             self._folder.make(sweep=False)
+            identify(self._folder, _IDENTITY_OF_LINES)
+
+    def identity(self) -> str | None:
+        """Return the folder's identity."""
+        with self._folder.translated():
+            return read_identity(self._folder, _IDENTITY_OF_LINES)
+
+    def highest_sequence(self) -> int | None:
+        """Return the highest sequence of lines, by the names of the files."""
+        with self._folder.translated():
+            return max((last for last, _ in self._files()), default=None)
+
+    def newer_than(self, sequence: int) -> Iterator[Stored]:
+        """Yield lines with higher sequences than this one, whoever wrote them."""
+        with self._folder.translated():
+            for last, name in self._files():
+                if last <= sequence:
+                    continue
+                with self._folder.open(name) as file:
+                    for line in file:
+                        stored = _stored_line(line.rstrip(b"\r\n"), above=sequence)
+                        if stored is not None:
+                            yield stored
+
+    def _files(self) -> Iterator[tuple[int, str]]:
+        """Yield (last sequence, name) of each file that is named as ``write`` does."""
+        for name in self._folder.names():
+            if match := _NAME_OF_LINES.fullmatch(name):
+                yield int(match[1]), name
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
         """Yield the lines, each hash once, see ``Destination.inventory``; of a line that stands in several files the
@@ -670,6 +703,10 @@ class JsonLines(Destination):
         self._folder.close()
 
 
+_IDENTITY_OF_LINES: Final = ".ferryman-id"
+
+_NAME_OF_LINES: Final = re.compile(r"[0-9]{16}-([0-9]{16})-[0-9a-f]{8}\.jsonl")
+
 _CONTENT_HASH_KEY: Final = b',"content_hash":"'
 
 
@@ -678,11 +715,13 @@ def _with_content_hash(line: bytes) -> bytes:
     return line[:-1] + _CONTENT_HASH_KEY + content_hash(line).encode() + b'"}'
 
 
-def _stored_line(line: bytes) -> Stored | None:
-    """Return what a line holds; None: it is not one of ours, or was cut."""
+def _stored_line(line: bytes, above: int = -1) -> Stored | None:
+    """Return what a line holds; None: it is not one of ours, was cut, or its sequence is not above this one."""
     try:
         delivery = _decode_line(line)
     except msgspec.DecodeError:
+        return None
+    if delivery.sequence <= above:
         return None
     payload, key, written = line.rpartition(_CONTENT_HASH_KEY)
     intact = (
@@ -694,6 +733,7 @@ def _stored_line(line: bytes) -> Stored | None:
 class _Line(msgspec.Struct):
     id: str
     hash: str
+    sequence: int = 0
     source: str = ""
     version: str = ""
     route: list[str] = []

@@ -66,7 +66,10 @@ def outcome_rows() -> Iterator[tuple[str, str]]:
 
 
 _PAGE: Final = 1_000
-"""Documents read in a request of ``inventory``: of each its id and hash."""
+"""Documents read in a request of ``inventory``: of each its id, hash and origin."""
+
+_NEWEST: Final = 100
+"""Documents read in a request of ``newer_than``."""
 
 
 class StoredVersion(NamedTuple):
@@ -115,9 +118,8 @@ class Collection:
         unique = self._json(self._ask("GET", "/schema/uniquekey")).get("uniqueKey")
         if unique != "id":
             raise self._misconfigured(f"its unique key is {unique!r}: Ferryman needs id")
-        for name in self._names[1:]:
-            path = f"/schema/fields/{quote(name, safe='')}?includeDynamic=true"
-            if self._request("GET", path).status == 404:
+        for name in self._names.required:
+            if not self.has_field(name):
                 raise self._misconfigured(
                     f"its schema has no field {name}: add it, or a dynamic field that it falls under"
                 )
@@ -126,20 +128,27 @@ class Collection:
             if CHAIN.encode() not in config:
                 raise self._misconfigured(f"no update chain of it has a {CHAIN}: add one, or leave versions= out")
 
+    def has_field(self, name: str) -> bool:
+        """Return whether the schema has a field of this name, or a dynamic one that it falls under."""
+        path = f"/schema/fields/{quote(name, safe='')}?includeDynamic=true"
+        return self._request("GET", path).status != 404
+
     def known(self, ids: Iterable[str]) -> dict[str, StoredVersion]:
-        """Return the stored versions of these ids, committed or not (a real-time get)."""
-        self._check_log_replayed()
+        """Return the stored versions of these ids, committed or not."""
         stored: dict[str, StoredVersion] = {}
         names = self._names
-        for form in self._forms(ids):
+        for doc in self._get(ids, ["id", "_version_", names.sequence, names.hash]):
+            sequence, digest = _single_value(doc.get(names.sequence)), _single_value(doc.get(names.hash))
+            stored[doc["id"]] = StoredVersion(-1 if sequence is None else int(sequence), digest, int(doc["_version_"]))
+        return stored
+
+    def _get(self, ids: Iterable[str], fields: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield these fields of the documents with these ids, committed or not (a real-time get)."""
+        self._check_log_replayed()
+        for form in self._forms(ids, fields):
             content = self._json(self._ask("POST", "/get", form, _FORM))
             # Of one id Solr answers {"doc": …}, of several {"response": …}.
-            for doc in content["response"]["docs"] if "response" in content else filter(None, [content.get("doc")]):
-                sequence, digest = _single_value(doc.get(names.sequence)), _single_value(doc.get(names.hash))
-                stored[doc["id"]] = StoredVersion(
-                    -1 if sequence is None else int(sequence), digest, int(doc["_version_"])
-                )
-        return stored
+            yield from content["response"]["docs"] if "response" in content else filter(None, [content.get("doc")])
 
     def update(self, body: bytes, **parameters: str) -> Reply:
         """Send documents or deletes.
@@ -184,8 +193,9 @@ class Collection:
             TransientError, ConnectionError: it cannot be asked.
             Misconfigured: for an operator to fix.
         """
+        fields = list(filter(None, ["id", self._names.hash, self._names.origin]))
         if ids is not None:
-            yield from (Stored(id, each.hash) for id, each in self.known(ids).items() if each.hash)
+            yield from self._stored(self._get(ids, fields))
             return
         self._check_log_replayed()
         self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)
@@ -193,12 +203,32 @@ class Collection:
         while next_mark != mark:
             mark = next_mark
             form = {"q": "*:*", "sort": "id asc", "rows": _PAGE, "wt": "json", "cursorMark": mark}
-            form["fl"] = f"id,{self._names.hash}"
+            form["fl"] = ",".join(fields)
             content = self._json(self._ask("POST", "/select", urlencode(form).encode(), _FORM))
-            for doc in content["response"]["docs"]:
-                if digest := _single_value(doc.get(self._names.hash)):
-                    yield Stored(doc["id"], digest)
+            yield from self._stored(content["response"]["docs"])
             next_mark = content["nextCursorMark"]
+
+    def newer_than(self, sequence: int) -> Iterator[Stored]:
+        """Yield the documents of the highest sequences, if they are higher than this one, after committing pending
+        updates.
+
+        Raises:
+            TransientError, ConnectionError: it cannot be asked.
+            Misconfigured: for an operator to fix.
+        """
+        self._check_log_replayed()
+        self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)
+        names = self._names
+        form = {"q": f"{names.sequence}:[{sequence + 1} TO *]", "sort": f"{names.sequence} desc", "rows": _NEWEST}
+        form |= {"fl": f"id,{names.hash},{names.origin}", "wt": "json"}
+        content = self._json(self._ask("POST", "/select", urlencode(form).encode(), _FORM))
+        yield from self._stored(content["response"]["docs"])
+
+    def _stored(self, documents: Iterable[dict[str, Any]]) -> Iterator[Stored]:
+        """Yield those of these documents that have a delivery's hash."""
+        for doc in documents:
+            if digest := _single_value(doc.get(self._names.hash)):
+                yield Stored(doc["id"], digest, None, *_read_origin(_single_value(doc.get(self._names.origin))))
 
     def search(self, query: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
         """Return the documents that match the query in any of the collection's text fields, best first."""
@@ -259,9 +289,8 @@ class Collection:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _forms(self, ids: Iterable[str]) -> Iterable[bytes]:
-        names = self._names
-        head = urlencode({"wt": "json", "fl": f"id,_version_,{names.sequence},{names.hash}"})
+    def _forms(self, ids: Iterable[str], fields: Sequence[str]) -> Iterable[bytes]:
+        head = urlencode({"wt": "json", "fl": ",".join(fields)})
         form = head
         for id in ids:
             form += "&" + urlencode({"id": id})
@@ -328,7 +357,7 @@ class Collection:
             raise self._misconfigured(
                 f"its update chain compares versions ({why}): say versions=, with this parameter's name"
             )
-        for name in self._names[1:]:
+        for name in self._names.required:
             if f"unknown field '{name}'" in why:
                 raise self._misconfigured(
                     f"its schema has no field {name}: add it, or a dynamic field that it falls under"
@@ -388,9 +417,10 @@ class Solr(Destination):
     """Writes documents into a collection of Apache Solr, which must be there.
 
     ``Solr("http://localhost:8983/solr/plays")`` keeps one document per id: the fields as they are, ``id``, ``text``
-    (the raw bytes decoded as UTF-8; not set without raw), ``ferryman_hash_s`` and ``ferryman_sequence_l``. A list is a
-    field with several values; an object, and what is deeper in a list, is JSON text; null is left out. Fields called as
-    Solr's own (``_version_``, ``_root_`` …) are refused.
+    (the raw bytes decoded as UTF-8; not set without raw), ``ferryman_hash_s``, ``ferryman_sequence_l`` and, if the
+    schema has such a field, ``ferryman_origin_s``: source, version and route as JSON, by which a run notices that its
+    state is an older copy. A list is a field with several values; an object, and what is deeper in a list, is JSON
+    text; null is left out. Fields called as Solr's own (``_version_``, ``_root_`` …) are refused.
 
     **Without** ``versions`` it is at-least-once: what a kill leaves in doubt is sent again, and changes nothing. Before
     each write the collection is asked what it has (a real-time get, committed or not), and the write names that state
@@ -417,7 +447,7 @@ class Solr(Destination):
         versions: the ``deleteVersionParam`` of the collection's chain.
         auth: user and password, or all that the header ``Authorization`` says: ``"Bearer ${TOKEN}"``.
         ca: a PEM file with the authorities to trust; None: the system's.
-        hash_field, sequence_field: names of these fields.
+        hash_field, sequence_field, origin_field: names of these fields.
 
     A chunk that Solr refuses is sent on without the document that it stopped at, which is tried alone: its refusal is a
     permanent outcome of this document. What Solr confirmed survives the end of its process; a power cut, only if its
@@ -454,10 +484,11 @@ class Solr(Destination):
         ca: str | None = None,
         hash_field: str = "ferryman_hash_s",
         sequence_field: str = "ferryman_sequence_l",
+        origin_field: str = "ferryman_origin_s",
     ) -> None:
         self.auth, _ = check_destination("Solr", url, auth)
         self.url = url.rstrip("/")
-        self.names = FieldNames(text, hash_field, sequence_field)
+        self.names = FieldNames(text, hash_field, sequence_field, origin_field)
         self.commit_within_ms = commit_within_ms
         self.versions = versions
         self.ca = ca
@@ -470,15 +501,17 @@ class Solr(Destination):
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")) or "?" in self.url:
             yield "the url is not an http or https URL of a collection: http://localhost:8983/solr/plays"
-        if len({"id", *self.names}) < 4 or not all(self.names):
-            yield "id, text, hash_field and sequence_field need names of their own"
+        if len({"id", *self.names}) < 5 or not all(self.names):
+            yield "id, text, hash_field, sequence_field and origin_field need names of their own"
         if self.versions == "":
             yield "versions is empty: name the chain's deleteVersionParam, or leave it out"
         if self.commit_within_ms is not None and self.commit_within_ms < 1:
             yield f"commit_within_ms={self.commit_within_ms}: give 1 or more, or None"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_collection"} | {"_http": None}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_collection", "_written")} | {
+            "_http": None
+        }
 
     def target(self) -> str:
         return urls.strip_secrets(self.url)
@@ -504,6 +537,14 @@ class Solr(Destination):
         finally:
             http.close()
 
+    def newer_than(self, sequence: int) -> Iterator[Stored]:
+        """Yield the documents of the highest sequences, see ``Destination.newer_than``."""
+        http = self._connection()
+        try:
+            yield from Collection(http, self.target(), self.names, TIMEOUT_S).newer_than(sequence)
+        finally:
+            http.close()
+
     def inventory(self, context: DestinationContext, ids: Iterable[str] | None = None) -> Iterator[Stored]:
         """Yield the documents, see ``Destination.inventory``. Their content is not compared with what was written: the
         schema may have changed its form."""
@@ -524,6 +565,8 @@ class Solr(Destination):
     def open(self, context: DestinationContext) -> None:
         self._http = self._connection()
         self._collection = Collection(self._http, self.target(), self.names, TIMEOUT_S)
+        has_origin = self._collection.has_field(self.names.origin)
+        self._written = self.names if has_origin else self.names._replace(origin="")
 
     def close(self) -> None:
         if self._http is not None:
@@ -552,7 +595,7 @@ class Solr(Destination):
             delivery = chunk[position]
             try:
                 delivery.id.encode()
-                body = solr_document(delivery, self.names) if delivery.operation == "upsert" else {}
+                body = solr_document(delivery, self._written) if delivery.operation == "upsert" else {}
                 encode(body)
             except (BadDocument, UnicodeEncodeError) as e:
                 outcomes[position] = Outcome.permanent(f"{printable_id(delivery)}: {e}")
@@ -705,19 +748,29 @@ class _ChunkWriter:
 _RESERVED_FIELDS: Final = ("_version_", "_root_", "_nest_path_", "_nest_parent_", "_childDocuments_")
 """Fields with a meaning in Solr: a document that sets them would not be stored as an ordinary one."""
 
+TERM_BYTES: Final = 32_766
+"""Most bytes of a term that is not analysed."""
+
 _encode = msgspec.json.Encoder().encode
+_decode_origin = msgspec.json.Decoder(tuple[str, str, list[str]]).decode
 
 
 class FieldNames(NamedTuple):
-    """Names of fields in the collection."""
+    """Names of fields in the collection; ``origin`` is "" if the schema has no such field."""
 
     text: str
     hash: str
     sequence: str
+    origin: str
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Return the names of the fields that a schema must have."""
+        return self.hash, self.sequence
 
 
 def solr_document(delivery: Delivery, names: FieldNames) -> dict[str, Any]:
-    """Convert a delivery to a document with its fields, ``id``, the text, hash and sequence.
+    """Convert a delivery to a document with its fields, ``id``, the text, hash, sequence and origin.
 
     Numbers, texts and booleans stay as they are, a list of them becomes a field with several values, None is left out.
     Nested values become JSON text: Solr would interpret an object as an instruction to modify the stored document.
@@ -735,7 +788,19 @@ def solr_document(delivery: Delivery, names: FieldNames) -> dict[str, Any]:
             fields[name] = _flatten(value)
     if delivery.raw is not None:
         fields[names.text] = delivery.text()
+    origin = _encode([delivery.source, delivery.version, delivery.route]).decode() if names.origin else ""
+    if 0 < len(origin.encode()) <= TERM_BYTES:
+        fields[names.origin] = origin
     return fields | {"id": delivery.id, names.hash: delivery.hash, names.sequence: delivery.sequence}
+
+
+def _read_origin(text: Any) -> tuple[str, str, tuple[str, ...]]:
+    """Return source, version and route of a document; empty ones if it has none, or somebody has changed them."""
+    try:
+        source, version, route = _decode_origin(text or "")
+    except (msgspec.DecodeError, TypeError):
+        return "", "", ()
+    return source, version, tuple(route)
 
 
 def encode(document: dict[str, Any]) -> bytes:

@@ -79,7 +79,7 @@ class TargetWatch:
         if node is None or name in self._identified or not _overrides(node, "identity"):
             return
         self._identified.add(name)
-        found = _ask(node, node.destination.identity)
+        found = ask_target(node, node.destination.identity)
         if found is None:
             return
         recorded = self._recorded.get(name, Target())
@@ -115,12 +115,12 @@ class TargetWatch:
         for name in wanted:
             node = self._nodes[name]
             recorded = self._recorded.get(name, Target())
-            answer = _ask(node, partial(self._compare, node, recorded))
+            answer = ask_target(node, partial(self._compare, node, recorded))
             if answer is None:
                 continue
             self._compared.add(name)
             trouble, above, in_doubt = answer
-            if in_doubt and _ask(node, partial(self._look(node).is_older, in_doubt), _LOOK_S):
+            if in_doubt and ask_target(node, partial(self._look(node).is_older, in_doubt), _LOOK_S):
                 trouble = BEHIND
             if trouble and not recorded.trouble:
                 self._record(name, msgspec.structs.replace(recorded, trouble=trouble, noticed=_now()))
@@ -144,6 +144,8 @@ class TargetWatch:
             records = list(islice(destination.newer_than(next_sequence - 1), _RECORDS))
             if records and self._look(node).has_unknown(records):
                 return AHEAD, destination.highest_sequence() or 0, []
+            if _tells_highest(node) and self._highest_of(node) < recorded.highest:
+                return BEHIND, 0, []
         return "", 0, self._missing_probes(node, recorded.probes)
 
     def _missing_probes(self, node: DestinationNode, probes: Sequence[Probe]) -> list[str]:
@@ -159,7 +161,11 @@ class TargetWatch:
         return TargetLook(self._state.root, self._state.plan, self._beside[target_of(node)])
 
     def _highest_of(self, node: DestinationNode) -> int:
-        highest = node.destination.highest_of(self._context(node))
+        """Return the highest sequence of a target: of this state, or of anybody if it does not tell whose it is."""
+        if _overrides(node, "highest_of"):
+            highest = node.destination.highest_of(self._context(node))
+        else:
+            highest = node.destination.highest_sequence()
         return highest if isinstance(highest, int) else 0
 
     def _context(self, node: DestinationNode) -> Any:
@@ -187,11 +193,11 @@ class TargetWatch:
             if not self._is_new and name not in self._compared:
                 continue  # what it has was not compared with what it had
             recorded = self._recorded.get(name, Target())
-            if recorded.trouble or not _overrides(node, "highest_of"):
+            if recorded.trouble or not _tells_highest(node):
                 continue
             if recorded.highest and self._remembered.get(name) == self._state.wave:
                 continue
-            highest = _ask(node, partial(self._highest_of, node))
+            highest = ask_target(node, partial(self._highest_of, node))
             if highest is not None:
                 self._remembered[name] = self._state.wave
                 self._record(name, msgspec.structs.replace(recorded, highest=highest))
@@ -241,6 +247,13 @@ def _overrides(node: DestinationNode, method: str) -> bool:
     return getattr(type(node.destination), method) is not getattr(Destination, method)
 
 
+def _tells_highest(node: DestinationNode) -> bool:
+    """Return whether a target's highest sequence shows that it is an older copy: the one of this state's deliveries, or
+    that of a log, from which nothing is removed."""
+    is_log = _overrides(node, "newer_than") and not node.destination.keyed_by_id
+    return _overrides(node, "highest_of") or is_log
+
+
 def _describe_trouble(node: DestinationNode, target: Target) -> str:
     """Return the message about a target that is not as the state knows it."""
     place = node.destination.target() or node.name
@@ -257,8 +270,8 @@ def _now() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="microseconds")
 
 
-def _ask(node: DestinationNode, question: Callable[[], Any], wait_s: float = _WAIT_S) -> Any:
-    """Return a destination's answer; None: it does not answer, which says nothing about its target."""
+def ask_target(node: DestinationNode, question: Callable[[], Any], wait_s: float = _WAIT_S) -> Any:
+    """Return a destination's answer to a question about its target; None: it does not answer, which says nothing."""
     caller = ThreadCaller(f"identity-{node.name}")
     try:
         return caller.call(question, timeout_s=wait_s)

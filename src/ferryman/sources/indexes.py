@@ -45,7 +45,7 @@ TIMEOUT_S: Final = 120.0
 """Time for an answer."""
 
 OWN: Final = "_ferryman"
-OWN_IN_SOLR: Final = frozenset({"ferryman_hash_s", "ferryman_sequence_l"})
+OWN_IN_SOLR: Final = frozenset({"ferryman_hash_s", "ferryman_sequence_l", "ferryman_origin_s"})
 """Fields that Ferryman's destinations write beside a document's own: they are not read."""
 
 _WHOLE: Final = ""

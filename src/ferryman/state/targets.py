@@ -96,10 +96,13 @@ class VerifiedDestination(msgspec.Struct, omit_defaults=True):
         clean: the last one that compared everything and found all of it.
         failed: the last one that found differences.
         sampled: the last one of a sample that found all of it.
-        target: identity of the target when it was clean; None: unknown.
-        highest: ``Target.highest`` when everything was compared last and something differed: a target that has less was
-            compared since.
-        settled: ``Target.noticed`` of the trouble that was settled by a clean verification, or by ``ferryman adopt``.
+        target: identity of the target when it was clean, or accepted as a new one; None: unknown.
+        highest: ``Target.highest`` when everything was compared last and something differed, or the target was accepted
+            as a new one: it may have less since.
+        settled: ``Target.noticed`` of the trouble that was settled by a clean verification, by ``ferryman adopt``, or
+            by ``ferryman retry --force``.
+        begins_after: wave after which the target was accepted as a new one: of a log, what was delivered before is not
+            expected in it.
     """
 
     clean: PastVerification | None = None
@@ -108,6 +111,7 @@ class VerifiedDestination(msgspec.Struct, omit_defaults=True):
     target: str | None = None
     highest: int = 0
     settled: str = ""
+    begins_after: int = 0
 
 
 def load_targets(root: StatePath) -> dict[str, Target]:
@@ -123,7 +127,8 @@ def load_targets(root: StatePath) -> dict[str, Target]:
         if verified.target is not None:
             if target.found == verified.target:
                 target.found, target.since = None, ""
-            target.id = verified.target
+            if target.id != verified.target:
+                target.id, target.probes = verified.target, []  # what the one before had may not be in it
         if target.highest == verified.highest:
             target.highest = 0
         if target.noticed and target.noticed == verified.settled:
@@ -161,6 +166,28 @@ def load_verified(root: StatePath) -> dict[str, VerifiedDestination]:
         StateDamaged: their file is damaged.
     """
     return _load(root / VERIFIED, VerifiedDestination)
+
+
+def settle_targets(root: StatePath, accepted: Mapping[str, str | None], wave: int = 0) -> None:
+    """Record that what was found about targets is settled: what may be missing in them is pending.
+
+    Args:
+        accepted: destination -> identity of the target that is accepted in place of the one before; None: the same.
+        wave: last wave that was committed before; 0: what was delivered before is expected in it.
+
+    Raises:
+        StateDamaged: a file is damaged.
+    """
+    targets, verified = load_targets(root), load_verified(root)
+    for name, identity in accepted.items():
+        target, kept = targets.get(name, Target()), verified.get(name, VerifiedDestination())
+        kept.settled = target.noticed or kept.settled
+        if identity is not None:
+            kept.target, kept.highest = identity, target.highest
+        kept.begins_after = wave or kept.begins_after
+        if target.noticed or identity is not None or wave:
+            verified[name] = kept
+    save_verified(root, verified)
 
 
 def save_verified(root: StatePath, verified: Mapping[str, VerifiedDestination]) -> None:
