@@ -23,14 +23,14 @@ from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.engine.targets import ask_target
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
 from ferryman.observe import Observer, default_observer
-from ferryman.plan import DestinationNode, Flow, JoinNode, NotifyTarget, Plan, SourceNode
+from ferryman.plan import DestinationNode, Flow, JoinNode, NotifyTarget, Plan, SourceNode, logs_read
 from ferryman.plan.nodes import remembering_steps
 from ferryman.plan.paths import Joint
 from ferryman.records.rows import Status, named_statuses
 from ferryman.sources.base import Retained
 from ferryman.sources.log import Log
 from ferryman.state.commands import SKIP, VERBS, Command, current_user, queue_command, queued_commands
-from ferryman.state.logs import reader_name
+from ferryman.state.logs import LogPositions, reader_name
 from ferryman.state.state import (
     COUNTED,
     IDENTITY,
@@ -676,13 +676,29 @@ def skip(
     source: str | None = None,
     why: str = "",
 ) -> Retried:
-    """Have the plan pass the entries of logs that it stops before: the next run tries each once more, and counts it as
-    failed if it fails again, as with ``on_error="continue"``.
+    """Have the plan pass the entries of logs that it stops before now: the next run tries each once more, and counts it
+    as failed if it fails again, as with ``on_error="continue"``. What a current run stops before later is not passed.
 
     Raises:
         UsageError: there is no state yet.
     """
-    return submit_command(plan, state, Command(SKIP, current_user(), why, None, document, None, source))
+    named = None
+    if document is None:
+        stops, rows = _current_stops(plan, existing_state(plan, state, "skip"), source)
+        if not stops:
+            return Retried(0, queued=False)
+        if len(rows) == stops:  # fewer until a wave is settled: nothing gets past its stops before a command is applied
+            named = frozenset(rows)
+    command = Command(SKIP, current_user(), why, document=document, source=source, documents=named)
+    return submit_command(plan, state, command)
+
+
+def _current_stops(plan: Plan, root: StatePath, source: str | None) -> tuple[int, list[str]]:
+    """Return the number of entries of a log that a plan stops before, and those whose event is in the ledger."""
+    state = State(root, plan)
+    names = [node.name for node in logs_read(plan.nodes) if source in (None, node.name)]
+    stops = sum(len(LogPositions(state, name).stopped()) for name in names)
+    return stops, [stop["document"] for stop in account.stopped(root, plan) if stop["source"] in names]
 
 
 def existing_state(plan: Plan, state: str | StatePath | None, verb: str) -> StatePath:

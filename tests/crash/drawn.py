@@ -29,6 +29,8 @@ from tests.crash.shapes.shape import BATCH, Arrived, Corpus, Shelf, deletes, sou
 SHAPE = "drawn"
 DIES = "dies"
 """While this file is there, the process is killed in which a step comes to the call whose number is in it."""
+BROKEN = "broken"
+"""A file: a chunk has broken a connection."""
 WORDS = ("one", "two", "three", "four", "five", "six")
 KINDS = ("plain", "batch", "batch", "arrow", "async", "threads", "async batch", "threads batch")
 RATE = 2000
@@ -135,10 +137,12 @@ class Fragile(Shelf):
 
     def __init__(self, root: Path, name: str, breaks: frozenset[str]) -> None:
         super().__init__(root, name)
+        self._root = root
         self.breaks = breaks
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         if any(delivery.id in self.breaks for delivery in chunk):
+            (self._root / BROKEN).touch()
             raise ConnectionResetError("Connection reset by peer")
         return super().write(chunk)
 

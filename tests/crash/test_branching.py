@@ -54,7 +54,13 @@ WHERE = {
 }
 """Shapes whose cases take longer, or differ from others in what a task does only: the points of their turns, in CI."""
 
-ALWAYS = {"bought": "wave.synced", "flights": "transform.staged", "held": "deliver.done", "released": "settle.closed"}
+ALWAYS = {
+    "bought": "wave.synced",
+    "doubted": "deliver.noted",
+    "flights": "transform.staged",
+    "held": "deliver.done",
+    "released": "settle.closed",
+}
 """Shapes that are tried at one point each time, whose turn it is or not."""
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, note
 from hypothesis import settings as examples
 
+from ferryman import account
 from tests.support.invariants import rows
 from tests.support.oracle import Arrival, Oracle, Outside, content
 from tests.support.plan_world import MEMORY
@@ -97,6 +98,14 @@ def strays(world: World, source: str, id: str, outside: Outside) -> list[str]:
     return found
 
 
+def check_doubt(world: World) -> None:
+    """Only what was in a chunk that broke the connection of an at-most-once destination is in doubt."""
+    for each in account.deliveries(world.root, plan=world.plan, status="in_doubt"):
+        name = each["destination"]
+        assert world.shape.spot(name).does == "at most", each
+        assert each["delivery_hash"] in world.broken(name), each
+
+
 def check_outside(world: World) -> bool:
     """All is outside as the oracle says; is something refused for ever?"""
     oracle, refused = Oracle(world.shape), False
@@ -125,6 +134,8 @@ def carry(story: Story, folder: Path) -> None:
     if not (world.root / "state.json").exists():
         world.run()
     world.run(wait=0)
+    check_doubt(world)
+    world.say("resolve")
     world.say("retry")
     summary = world.run(wait=0)
     check_effects(world)

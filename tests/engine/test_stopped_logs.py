@@ -11,13 +11,13 @@ from ferryman import account
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.errors import PermanentError, TransientError
-from ferryman.operations import retry, skip
+from ferryman.operations import Retried, retry, skip
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Log, Queue
 from ferryman.state.state import state_root
 from tests.engine.test_logs_versions import build_version
 from tests.support.logs import ChangeFeed, Topic, read_log
-from tests.support.plan_world import PlanWorld
+from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch
 
 
 class Picky:
@@ -224,6 +224,61 @@ def test_skip_is_about_this_entry_alone(place: Path) -> None:
     assert world.run().exit == 4
     assert [stop["document"] for stop in stops(world)] == ["in/4"]
     assert skip(world.plan, state=world.state, document="in/3").count == 0
+
+
+class SkipsMeanwhile(Watch):
+    """An operator, who has the plan pass what it stops before, while a wave is transformed."""
+
+    def __init__(self, world: PlanWorld) -> None:
+        super().__init__()
+        self._world = world
+        self.said: list[Retried] = []
+
+    def phase(self, wave: int, name: str) -> None:
+        super().phase(wave, name)
+        if name == "transform" and not self.said:
+            self.said.append(skip(self._world.plan, state=self._world.state))
+
+
+@pytest.mark.rule("log.stop-skip")
+def test_a_skip_without_an_id_is_about_the_entry_that_the_plan_stops_before_now(place: Path) -> None:
+    """A run that gets past it, and stops before another one, does not apply the command to that."""
+    step = Picky(place, 2)
+    world = stopped_world(place, step)
+    step.breaks(3)
+    operator = SkipsMeanwhile(world)
+    assert world.run(observer=operator).exit == 4
+    assert operator.said == [Retried(None, queued=True)]
+    assert [stop["document"] for stop in stops(world)] == ["in/4"]
+    assert world.run().exit == 4
+    assert [stop["document"] for stop in stops(world)] == ["in/4"]
+    assert world.values() == [0, 1, 2]
+
+
+@pytest.mark.rule("log.stop-skip")
+def test_a_skip_that_nothing_stops_is_not_queued_for_what_will(place: Path) -> None:
+    step = Picky(place)
+    world = to_queue(place, None, step)
+    world.put(0, 1, 2, 3)
+    step.breaks(2)
+    operator = SkipsMeanwhile(world)
+    assert world.run(observer=operator).exit == 4
+    assert operator.said == [Retried(0, queued=False)]
+    assert world.run().exit == 4
+    assert world.values() == [0, 1]
+
+
+@pytest.mark.rule("log.stop-skip")
+@pytest.mark.parametrize("phase", ["deliver", "settle"])
+def test_a_skip_finds_a_stop_whose_wave_is_not_settled(place: Path, phase: str) -> None:
+    """The next run settles the wave, and applies the command before it reads."""
+    world = to_queue(place, None, Picky(place, 2))
+    world.put(0, 1, 2, 3)
+    with pytest.raises(Interrupted):
+        world.run(observer=Until(1, phase))
+    assert skip(world.plan, state=world.state) == Retried(None, queued=True)
+    assert world.run().exit == 3
+    assert world.values() == [0, 1, 3]
 
 
 @pytest.mark.rule("log.stop-skip")

@@ -59,7 +59,7 @@ MODELS = (
     Model("documents", CONFIGURATIONS, 9, MUTATIONS, {*INVARIANTS, "I9"}, ACTIONS, {*POINTS}, ".", ("mutations",)),
     Model(
         *("queues", QUEUE_CONFIGURATIONS, 7, QUEUE_MUTATIONS, {*QUEUE_INVARIANTS}, QUEUE_ACTIONS),
-        *({*POINTS, *QUEUES, *crash.ONCE}, "queues", ("mutations", "once_explored")),
+        *({*POINTS, *QUEUES, *crash.STOPS}, "queues", ("mutations", "once_explored")),
         small=[mutation.config for mutation in QUEUE_MUTATIONS],
     ),
     Model(
@@ -157,6 +157,7 @@ TIRED = Config("", ONE, (Destination(LEAST),), Budget(faults=2), ("transient",))
 STALE = Config("", CHANGES, (Destination(LEAST, compares=True),), Budget(faults=2), ("refused", "hung"))
 WAITS = QueueConfig("", 2, Budget(crashes=1, faults=2), ("transient",))
 REFUSED = QueueConfig("", 2, Budget(crashes=1, late=1), refused=frozenset({0}))
+STOPS = QueueConfig("", 2, Budget(crashes=1, faults=2), ("permanent",), on_error="stop", commands=("skip",))
 TWO = QueueConfig("", 1, Budget(rivals=1, late=1), lock=False)
 RAISES = KeyedConfig("", (0, 0), Budget(faults=1), ("raises", "rejects"))
 DOUBLES = KeyedConfig("", (0,), Budget(doubles=1, late=1))
@@ -190,6 +191,16 @@ HAPPENS: Mapping[str, tuple[pages.AnyConfig, Callable[[Any, Any], bool]]] = {
         WAITS,
         lambda a, b: b.rows != a.rows and b.rows[-1].into == ERRORS and b.failures[b.rows[-1].entry] == 1,
     ),
+    "an entry stops the plan, and is passed": (
+        STOPS,
+        lambda a, b: a.stop.passed and b.failed == (a.stop.entry,) and b.position > a.stop.entry,
+    ),
+    "an entry that stopped the plan goes through": (STOPS, lambda a, b: a.stop.entry == 0 and b.rows > a.rows),
+    "a command is applied again after a kill": (
+        STOPS,
+        lambda a, b: a.stop.passed and b.stop.passed and b.wave == a.wave + 1 and b.commands == a.commands != (),
+    ),
+    "a command comes too late": (STOPS, lambda a, b: b.commands and b.stop.entry < 0 and b.unsynced is None),
     "a refusal is told": (
         REFUSED,
         lambda a, b: b.ledger[:1] == (Status.DEAD,) and len(b.queues[ERRORS].messages) == 1,
@@ -261,6 +272,8 @@ def test_every_crash_point_of_an_append_is_modelled() -> None:
     """What lies between an append and whoever reads it."""
     assert {point for point in QUEUES if point.startswith(("append.", "tailer."))} <= points_of(QUEUE_ACTIONS)
     assert crash.ONCE.keys() <= points_of(ONCE_ACTIONS)
+    commands = {point for point in POINTS if point.startswith("command.")}
+    assert crash.STOPS.keys() | commands <= points_of(QUEUE_ACTIONS)
 
 
 def test_every_crash_point_of_a_keyed_node_is_modelled() -> None:

@@ -35,7 +35,8 @@ class Fault(NamedTuple):
     """"": the origin itself."""
     times: int
     error: str
-    """transient, permanent, strange, away, or connection; of a destination: permanent, or transient."""
+    """transient, permanent, strange, away, connection, or breaks; of a destination: permanent, breaks (the connection,
+    of each chunk that has this id, before anything of it takes effect), or transient."""
 
     def meets(self, node: str, id: str) -> bool:
         origin, _, key = id.partition("#")
@@ -121,13 +122,13 @@ def turns(shape: Shape) -> st.SearchStrategy[Turn]:
                 origin=st.sampled_from(IDS),
                 tail=st.sampled_from(["", *PARTS]),
                 times=st.integers(1, 4),
-                error=st.sampled_from(["transient", "permanent", "strange", "away", "connection"]),
+                error=st.sampled_from(["transient", "permanent", "strange", "away", "connection", "breaks", "breaks"]),
             ),
             min_size=1,
             max_size=4,
         ),
         down=st.sets(st.sampled_from(working), max_size=1),
-        word=st.sampled_from([None, None, None, "retry", "force", "force one", "retry one"]),
+        word=st.sampled_from([None, None, None, "retry", "force", "force one", "retry one", "resolve"]),
         kill=st.none() | st.none() | st.tuples(st.sampled_from(PHASES), st.integers(0, 1)),
     )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.document import Document
 from ferryman.errors import PermanentError, TransientError, Unavailable
+from ferryman.operations import resolve
 from ferryman.plan import Plan
 from ferryman.routers import ByField, Duplicate, RoundRobin, Router
 from ferryman.sources import Memory
@@ -21,6 +22,10 @@ from tests.support.oracle import Paper, Shape, Spot, act, by_field, some
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.recorder import Recorder
 from tests.support.stories import Content, Fault, Turn
+
+BREAKS: Final = "breaks"
+ERRORS: Final = frozenset({"transient", "permanent", "strange", "away", "connection", BREAKS})
+RESET: Final = "Connection reset by peer"
 
 
 class Faults:
@@ -32,10 +37,10 @@ class Faults:
         self.faults: list[Fault] = []
         self.down: set[str] = set()
 
-    def met(self, node: str, id: str) -> str | None:
-        """The error of this call, if it is one that fails."""
+    def met(self, node: str, id: str, errors: Collection[str] = ERRORS) -> str | None:
+        """The error of this call, if it is one that fails with one of these errors."""
         for number, fault in enumerate(self.faults):
-            if fault.meets(node, id):
+            if fault.error in errors and fault.meets(node, id):
                 with open(self.folder / f"{self.turn}-{number}-{node}-{id}.calls", "ab") as file:
                     if file.seek(0, os.SEEK_END) < fault.times:
                         file.write(b".")
@@ -51,6 +56,8 @@ class Faults:
                 raise Unavailable("for a moment")
             case "connection":
                 raise ConnectionRefusedError("nobody there")
+            case "breaks":
+                raise ConnectionResetError(RESET)
             case "transient":
                 raise TransientError("not yet")
             case "permanent":
@@ -122,7 +129,7 @@ class World(PlanWorld):
         def answer(delivery: Delivery) -> Outcome:
             if name in faults.down:
                 return Outcome.unavailable("down")
-            match faults.met(name, delivery.id):
+            match faults.met(name, delivery.id, ERRORS - {BREAKS}):
                 case None:
                     return Outcome.ok()
                 case "permanent":
@@ -130,8 +137,19 @@ class World(PlanWorld):
                 case _:
                     return Outcome.transient("not yet")
 
-        out.answer = answer
+        def breaks(chunk: list[Delivery]) -> None:
+            if name not in faults.down and [d for d in chunk if faults.met(name, d.id, {BREAKS})]:
+                with open(faults.folder / f"{name}.broken", "a") as file:
+                    file.write("".join(f"{delivery.hash}\n" for delivery in chunk))
+                raise ConnectionResetError(RESET)
+
+        out.answer, out.before = answer, breaks
         return out
+
+    def broken(self, name: str) -> set[str]:
+        """Hashes of the rows of all chunks that have broken the connection of this destination."""
+        found = self.folder / f"{name}.broken"
+        return {*found.read_text().split()} if found.exists() else set()
 
     def make_plan(self) -> Plan:
         """Build the plan as it is now, with the faults of its turn."""
@@ -175,6 +193,9 @@ class World(PlanWorld):
 
     def say(self, word: str | None) -> None:
         if word is None or not (self.root / "state.json").exists():
+            return
+        if word == "resolve":
+            resolve(self.plan, "pending", state=self.state, why="a test says so")
             return
         one = "a" if word.endswith("one") else None
         force = word.startswith("force")

@@ -17,12 +17,33 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
     "crash.retry": Action("a worker is killed, Spark starts its task again", fault=True),
     "crash.all": Action("everything is killed", fault=True),
     "crash.power": Action("the power goes before the commit is synced", (), ("wave.logged",), fault=True),
+    "skip": Action(
+        "sees that the plan has stopped, and has it pass the entry",
+        ("operations.skip", "state.commands.queue_command"),
+        ("command.queued",),
+        fault=True,
+    ),
+    "retry": Action(
+        "sees that the plan has stopped, and gives the entry its attempts again",
+        ("state.commands.queue_command",),
+        ("command.queued",),
+        fault=True,
+    ),
     # a driver starts
     "take": Action("a driver starts, and announces its epoch", ("state.state.State.take",), ("epoch.logged",)),
     "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
     "recover": Action("looks for an unsettled wave", ("engine.run.Run.recover",), ("recover.settled",)),
     "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over_error",)),
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
+    "end.stopped": Action("has nothing more to do, as the plan has stopped, and ends"),
+    # what operators have asked for
+    "command": Action(
+        "commits what a command changes of the stop",
+        ("engine.commands._retry_stopped", "state.logs.LogPositions.retry_transactions"),
+        ("command.staged", "wave.logged", "wave.synced"),
+    ),
+    "command.void": Action("finds that the plan does not stop there any more", ("engine.commands._retry_stopped",)),
+    "command.done": Action("removes the command", ("engine.commands.apply",), ("command.done",)),
     # reading by position
     "look": Action(
         "looks where the log ends, and takes what lies behind the position",
@@ -43,6 +64,13 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
         fault=True,
     ),
     "cut": Action("ends the wave before an entry that has to wait", ("engine.logs.Logs.select_results",)),
+    "stop.staged": Action(
+        "stages the event that says before which entry the plan stops",
+        ("engine.logs.Logs._record_stops",),
+        ("stop.staged",),
+    ),
+    "stop.known": Action("stops where it has stopped before", ("engine.logs.Logs._record_stops",)),
+    "stop.late": Action("only under a mutation: commits the stop by itself"),
     "done": Action("the walk counts", ("engine.transform.phase.TransformPhase.run",), ("transform.done",)),
     "redeliver": Action("opens a wave without entries", ("engine.run.Run._run_delivery_wave",)),
     "commit": Action(

@@ -9,7 +9,21 @@ from tests.model.queues import settling
 from tests.model.queues.actions import QueueStep
 from tests.model.queues.walking import walks
 from tests.model.queues.worker import begin
-from tests.model.queues.world import ERRORS, OUT, Driver, Fold, Head, Lane, QueueConfig, Row, Staging, State
+from tests.model.queues.world import (
+    ERRORS,
+    OUT,
+    SKIP,
+    Command,
+    Driver,
+    Fold,
+    Head,
+    Lane,
+    QueueConfig,
+    Row,
+    Staging,
+    State,
+    Stop,
+)
 from tests.model.state import DOCUMENTS, LEDGER, OUTBOX, put
 
 Moves = Iterator[tuple[QueueStep, State]]
@@ -31,6 +45,8 @@ def driver_moves(config: QueueConfig, state: State, i: int) -> Moves:
 
 def starts(config: QueueConfig, state: State) -> Moves:
     rival = bool(state.drivers)
+    if state.ended:
+        return
     if rival and (config.lock or len(state.drivers) > 1 or not state.budget.rivals):
         return
     epoch = state.epoch + 1
@@ -60,17 +76,23 @@ def _recover(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves
 
 
 def _idle(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
+    if (command := _next_command(state)) is not None:
+        yield _apply(config, state, i, driver._replace(command=command))
+        return
     due = tuple(entry for entry, _ in state.waits)
     if due:
         retrying = driver._replace(at="walk", entries=due, retries=True, reached=state.position, head=state.head)
         yield QueueStep("look.retries", _name(driver)), _moved(state, i, retrying)
-    fresh = tuple(range(state.position, state.arrived))[: config.slice]
+    fresh = () if driver.halted else tuple(range(state.position, state.arrived))[: config.slice]
     if fresh:
         reading = driver._replace(at="walk", entries=fresh, reached=fresh[-1] + 1)
         yield QueueStep("look", _name(driver)), _moved(state, i, reading)
     if state.outbox:
         nothing = driver._replace(at="commit", staged=(Staging(),), reached=state.position, head=state.head)
         yield QueueStep("redeliver", _name(driver)), _moved(state, i, nothing)
+    elif driver.halted:
+        ended = state.stop.told and len(state.drivers) == 1
+        yield QueueStep("end.stopped", _name(driver)), without(state, i)._replace(ended=ended)
     elif any(driver.overtaken) and not due and not fresh:
         yield QueueStep("end", _name(driver)), without(state, i)
 
@@ -85,7 +107,7 @@ def _walked(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
     """What counts of the walk: all of it, or nothing, and another walk up to the entry that has to wait."""
     blocked = driver.staged[-1].blocked
     if blocked.entry < 0 or config.mutation == "what lies behind an entry that waits counts":
-        done = driver._replace(at="commit")
+        done = driver._replace(at=_ready(driver))
         if config.mutation == "the position is committed before the outputs":
             state = state._replace(position=driver.reached)
         if config.mutation == "the log is told of the position before the commit":
@@ -94,9 +116,25 @@ def _walked(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
         return
     before = tuple(entry for entry in driver.entries if entry < blocked.entry)
     left = driver.staged if config.mutation == "the files of both walks count" else ()
-    cut = driver._replace(entries=before, reached=blocked.entry, head=blocked, staged=left)
-    cut = cut._replace(at="walk") if before else cut._replace(at="commit", staged=(*left, Staging()))
+    cut = driver._replace(entries=before, reached=blocked.entry, head=blocked, staged=left, stopping=-1)
+    if driver.staged[-1].stops:
+        cut = cut._replace(head=state.head, stopping=blocked.entry)
+    cut = cut._replace(at="walk") if before else cut._replace(at=_ready(cut), staged=(*left, Staging()))
     yield QueueStep("cut", _name(driver)), _moved(state, i, cut)
+
+
+def _ready(driver: Driver) -> str:
+    """The step after the walk that counts."""
+    return "commit" if driver.stopping < 0 else "stop.staged"
+
+
+def _stop_staged(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
+    """The event says why; where the same was told before, and nothing else is to be committed, there is no wave."""
+    told = state.stop == Stop(driver.stopping, told=True)
+    if told and driver.reached == state.position:
+        yield QueueStep("stop.known", _name(driver)), _moved(state, i, _rest(driver._replace(halted=True)))
+        return
+    yield QueueStep("stop.staged", _name(driver)), _moved(state, i, driver._replace(at="commit", halted=True))
 
 
 def _commit(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
@@ -113,9 +151,22 @@ def _commit(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
     if config.mutation == "the position is committed after the outputs":
         after = after._replace(position=state.position)
     after = after._replace(failures=_failures(state, driver.head, waits), unsynced=settling.tables(state))
+    failed = tuple(entry for staging in staged for entry in staging.failed)
+    stop = _stop_after(state, driver)
+    after = after._replace(stop=stop, stopped=stop.entry, failed=state.failed + failed)
+    if config.mutation == "a stop is not in the commit of its wave":
+        after = after._replace(stop=state.stop if driver.stopping >= 0 else stop)
     soon = "dispatch" if config.mutation == "the commit is sent before it is synced" else "commit.synced"
     driver = driver._replace(at=soon, wave=wave, work=_lanes(config, after), entries=(), staged=())
     yield QueueStep("commit", _name(driver)), _moved(_committed(after, i, OUTBOX), i, driver)
+
+
+def _stop_after(state: State, driver: Driver) -> Stop:
+    """The entry that the plan stops before when this wave is committed."""
+    if driver.stopping >= 0:
+        return Stop(driver.stopping, told=True)
+    waits_itself = driver.head != state.head and driver.head.entry == state.stop.entry and not state.stop.passed
+    return Stop() if driver.reached > state.stop.entry or waits_itself else state.stop
 
 
 def _failures(state: State, head: Head, waits: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
@@ -140,8 +191,17 @@ def _lanes(config: QueueConfig, state: State) -> tuple[Lane, ...]:
 
 
 def _synced(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
-    synced = _moved(state._replace(unsynced=None), i, driver._replace(at="note"))
-    yield QueueStep("commit.synced", _name(driver)), synced
+    state = state._replace(unsynced=None)
+    following = driver._replace(at="note") if driver.command is None else _toward(state, driver, ORDER[0])
+    if config.mutation == "a stop is not in the commit of its wave" and driver.stopping >= 0:
+        following = following._replace(at="stop.late")
+    yield QueueStep("commit.synced", _name(driver)), _moved(state, i, following)
+
+
+def _stop_late(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
+    """Mutation: the stop is committed by itself."""
+    after = state._replace(stop=Stop(driver.stopping, told=True))
+    yield QueueStep("stop.late", _name(driver)), _moved(after, i, driver._replace(at="note"))
 
 
 def _note(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
@@ -149,6 +209,41 @@ def _note(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
     if config.mutation == "the position is committed after the outputs":
         state = state._replace(position=driver.reached)
     yield QueueStep("note", _name(driver)), _moved(state, i, driver._replace(at="dispatch"))
+
+
+# -- operator commands -----------------------------------------------------------------------------------
+
+
+def _next_command(state: State) -> Command | None:
+    """The oldest; one that names no entry, which is a mutation, waits until there is one to apply it to."""
+    stopped = state.stop.entry >= 0 and not state.stop.passed
+    return next((command for command in state.commands if command.entry >= 0 or stopped), None)
+
+
+def _apply(config: QueueConfig, state: State, i: int, driver: Driver) -> tuple[QueueStep, State]:
+    """A wave of its own, if the plan still stops before the entry that the command is about."""
+    command = driver.command
+    assert command is not None
+    if _fenced(config, driver, OUTBOX):
+        return _lost(state, i, driver)
+    if state.stop.entry < 0 or command.entry not in (state.stop.entry, -1):
+        return QueueStep("command.void", _name(driver)), _moved(state, i, driver._replace(at="command.done"))
+    wave, before = state.wave + 1, settling.tables(state)
+    again = Stop(state.stop.entry, passed=command.verb == SKIP)
+    if driver.epoch < state.epoch:
+        state = state._replace(remembered=(*state.remembered, STALE))
+    after = state._replace(stop=again, head=Head(), wave=wave, unsynced=before)
+    following = driver._replace(at="commit.synced", wave=wave, reached=state.position)
+    return QueueStep("command", _name(driver)), _moved(_committed(after, i, OUTBOX), i, following)
+
+
+def _command_done(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
+    """The file goes when its wave is settled. Files carry no epoch: a driver that was overtaken does this too."""
+    left = tuple(command for command in state.commands if command != driver.command)
+    if config.mutation == "a skip is applied twice" and driver.command == Command(SKIP, driver.command.entry):
+        left += (Command(SKIP, -1),) if driver.command.entry >= 0 else ()
+    done = _moved(state._replace(commands=left), i, _rest(driver._replace(command=None)))
+    yield QueueStep("command.done", _name(driver)), done
 
 
 # -- deliver ---------------------------------------------------------------------------------------------
@@ -227,8 +322,9 @@ def _moved(state: State, i: int, driver: Driver) -> State:
 
 
 def _rest(driver: Driver) -> Driver:
-    """Between waves."""
-    return Driver("idle", driver.epoch, driver.wave, driver.overtaken)
+    """Between waves; a command that has become one is removed first."""
+    at = "idle" if driver.command is None else "command.done"
+    return Driver(at, driver.epoch, driver.wave, driver.overtaken, halted=driver.halted, command=driver.command)
 
 
 def _toward(state: State, driver: Driver, step: str) -> Driver:
@@ -272,6 +368,9 @@ _STEPS: Final[dict[str, Callable[[QueueConfig, State, int, Driver], Moves]]] = {
     "idle": _idle,
     "walk": _walk,
     "walked": _walked,
+    "stop.staged": _stop_staged,
+    "stop.late": _stop_late,
+    "command.done": _command_done,
     "commit": _commit,
     "commit.synced": _synced,
     "note": _note,

@@ -9,7 +9,7 @@ from typing import Final
 from ferryman.records.rows import Status
 from tests.model.queues.driver import STALE
 from tests.model.queues.settling import effective_waits
-from tests.model.queues.world import ERRORS, NAMES, OUT, REFUSAL, QueueConfig, State
+from tests.model.queues.world import ERRORS, NAMES, OUT, REFUSAL, SKIP, QueueConfig, State
 from tests.model.state import OUTBOX
 
 Wrong = Iterator[str]
@@ -44,7 +44,7 @@ def everything_is_accounted_for(config: QueueConfig, state: State) -> Wrong:
     for (entry, into, _), times in counts.items():
         if times > 1:
             yield f"a message of entry {entry} for {NAMES[into]} was committed {times} times"
-    found = {row.entry for row in state.rows} | {entry for entry, _ in effective_waits(state)}
+    found = {row.entry for row in state.rows} | {entry for entry, _ in effective_waits(state)} | {*state.failed}
     for entry in range(config.entries):
         if entry < state.position and entry not in found:
             yield f"entry {entry} lies before the position, and nothing came of it"
@@ -104,21 +104,45 @@ def outputs_have_the_order_of_inputs(config: QueueConfig, state: State) -> Wrong
 
 
 def attempts_are_counted(config: QueueConfig, state: State) -> Wrong:
-    """No entry waits for more attempts than it has, however often the run is started again."""
+    """No entry waits for more attempts than it has, however often the run is started again; a command gives it as many
+    once more."""
     for entry, failures in enumerate(state.failures):
-        if failures >= config.attempts:
-            yield f"entry {entry} was put off {failures} times, and has {config.attempts} attempts"
+        given = 1 + sum(command.entry == entry for command in state.asked)
+        if failures > (config.attempts - 1) * given:
+            yield f"entry {entry} was put off {failures} times, and has {config.attempts} attempts {given} times"
+
+
+def a_stop_is_known(config: QueueConfig, state: State) -> Wrong:
+    """Where a plan stops before an entry, the commit of the entries before it says so; nothing behind it is processed
+    until a commit gets past it."""
+    if state.stop.entry != state.stopped:
+        yield f"the plan stops before entry {state.stopped}, and the state says {state.stop.entry}"
+    if state.stop.entry not in (-1, state.position):
+        yield f"the plan stops before entry {state.stop.entry}, and its position is {state.position}"
+
+
+def a_skip_passes_one_entry(config: QueueConfig, state: State) -> Wrong:
+    """An entry that failed is passed only if an operator has named it, once, and has no message."""
+    named = {command.entry for command in state.asked if command.verb == SKIP}
+    for entry in state.failed:
+        if entry not in named:
+            yield f"entry {entry} was passed, and nobody has asked for it"
+    if len({*state.failed}) < len(state.failed) or {*state.failed} & {row.entry for row in state.rows}:
+        yield f"the entries {state.failed} have failed, and one of them has ended twice"
 
 
 def at_rest(config: QueueConfig, state: State) -> Wrong:
     """When nothing can be done any more, each entry has ended."""
     if min(state.settled) < state.wave:
         yield f"wave {state.wave} is not settled"
-    if state.position != state.arrived:
+    if state.position != state.arrived and state.stop.entry != state.position:
         yield f"the position is {state.position}, and there are {state.arrived} entries"
     for sequence in state.outbox:
         yield f"row {sequence} is pending, and nobody appends it"
-    ended = {m.entry for queue in state.queues for m in queue.messages}
+    for command in state.commands:
+        if command.entry >= 0:
+            yield f"a {command.verb} of entry {command.entry} is queued, and nobody applies it"
+    ended = {m.entry for queue in state.queues for m in queue.messages} | {*state.failed}
     for entry in set(range(state.position)) - ended:
         yield f"entry {entry} is in no queue"
 
@@ -132,6 +156,8 @@ INVARIANTS: Final[dict[str, Callable[[QueueConfig, State], Wrong]]] = {
     "one end": output_or_error,
     "order": outputs_have_the_order_of_inputs,
     "attempts": attempts_are_counted,
+    "stop": a_stop_is_known,
+    "skip": a_skip_passes_one_entry,
 }
 """I1 to I7 are those of ``docs/architecture.md``, as they hold for queues; I9 is tried by the explorer."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from tests.model.queues.walking import PERMANENT, TRANSIENT
-from tests.model.queues.world import QueueConfig
+from tests.model.queues.world import SKIP, QueueConfig
 from tests.model.state import Budget
 
 
@@ -27,6 +27,11 @@ def _kills(entries: int = 2, **more: object) -> QueueConfig:
 
 def _faults(entries: int, number: int, *answers: str, **more: object) -> QueueConfig:
     return QueueConfig("", entries, Budget(faults=number), answers, **more)  # type: ignore[arg-type]
+
+
+def _stops(number: int, crashes: int = 0) -> QueueConfig:
+    budget = Budget(crashes=crashes, faults=number)
+    return QueueConfig("", 2, budget, (PERMANENT,), on_error="stop", commands=(SKIP,))
 
 
 _REFUSED = frozenset({0})
@@ -61,4 +66,7 @@ QUEUE_MUTATIONS: Final = (
     ),
     QueueMutation("messages about what was refused are committed by themselves", "I4", _kills(refused=_REFUSED)),
     QueueMutation("recovery forgets what was refused", "I4", _kills(refused=_REFUSED)),
+    QueueMutation("a stop is not in the commit of its wave", "stop", _stops(1)),
+    QueueMutation("a skip is applied twice", "skip", _stops(4)),
+    QueueMutation("a skip names no entry", "skip", _stops(3, crashes=1)),
 )

@@ -10,7 +10,7 @@ from tests.model.queues import invariants
 from tests.model.queues.actions import QUEUE_ACTIONS, QueueStep
 from tests.model.queues.driver import driver_moves, starts, without
 from tests.model.queues.worker import begin, leave, without_idle, worker_moves
-from tests.model.queues.world import Driver, QueueConfig, State
+from tests.model.queues.world import Command, Driver, QueueConfig, State
 
 Moves = Iterator[tuple[QueueStep, State]]
 
@@ -19,6 +19,8 @@ def moves(config: QueueConfig, state: State, *, outside: bool = True) -> Moves:
     """Everything that may happen next. ``outside``: entries may arrive, too."""
     if outside and state.arrived < config.entries:
         yield QueueStep("entry.arrives", f"entry {state.arrived}"), state._replace(arrived=state.arrived + 1)
+    if outside and state.stop.entry >= 0:
+        yield from _asked(config, state)
     for step, after in _moves(config, state):
         yield step, without_idle(after) if after.workers else after
 
@@ -30,6 +32,17 @@ def _moves(config: QueueConfig, state: State) -> Moves:
     yield from _crashes(state)
     for worker in dict.fromkeys(state.workers):  # two that are alike do alike
         yield from worker_moves(config, state, worker)
+
+
+def _asked(config: QueueConfig, state: State) -> Moves:
+    """An operator sees that the plan has stopped, and says how it goes on."""
+    for verb in state.may_ask:
+        command = Command(verb, state.stop.entry)
+        left = tuple(other for other in state.may_ask if other != verb)
+        asked = state._replace(may_ask=left, asked=(*state.asked, command), ended=False)
+        if config.mutation == "a skip names no entry":
+            command = command._replace(entry=-1)
+        yield QueueStep(verb, "an operator"), asked._replace(commands=(*state.commands, command))
 
 
 def _crashes(state: State) -> Moves:
@@ -68,6 +81,9 @@ def _power_cut(state: State) -> State:
         wave=before.wave,
         staged=before.staged,
         failures=before.failures,
+        stop=before.stop,
+        stopped=before.stopped,
+        failed=before.failed,
         unsynced=None,
         drivers=(),
         workers=(),
@@ -75,8 +91,8 @@ def _power_cut(state: State) -> State:
 
 
 def killed(config: QueueConfig, state: State) -> State:
-    """No driver and no worker lives."""
-    return state._replace(drivers=(), workers=())
+    """No driver and no worker lives; somebody starts the plan again."""
+    return state._replace(drivers=(), workers=(), ended=False)
 
 
 def _durable(state: State) -> State:

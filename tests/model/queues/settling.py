@@ -72,4 +72,5 @@ def _sorted(*sequences: Iterable[int]) -> tuple[int, ...]:
 
 def tables(state: State) -> Undone:
     """What a power cut would put back in place of the next commit."""
-    return Undone(state.position, state.head, len(state.rows), state.outbox, state.wave, state.staged, state.failures)
+    rows, waves = len(state.rows), (state.wave, state.staged, state.failures)
+    return Undone(state.position, state.head, rows, state.outbox, *waves, state.stop, state.stopped, state.failed)

@@ -26,7 +26,8 @@ def _walk(config: QueueConfig, state: State, driver: Driver, bad: int, kind: str
     """All entries are walked, also behind one that has to wait."""
     rows: list[tuple[int, int, str]] = []
     waits: list[tuple[int, int]] = []
-    blocked = Head()
+    failed: tuple[int, ...] = ()
+    blocked, stops = Head(), False
     for entry in driver.entries:
         attempt = _attempts(state, entry) + 1
         if entry != bad:
@@ -37,6 +38,12 @@ def _walk(config: QueueConfig, state: State, driver: Driver, bad: int, kind: str
                 continue
             waits.append((entry, attempt))
             continue
+        elif config.on_error == "stop":
+            if state.stop.entry == entry and state.stop.passed:
+                failed = (entry,)
+            else:
+                blocked, stops = Head(entry, attempt), True
+            continue
         else:
             rows.append((entry, ERRORS, STEP))
             if config.mutation == "an error message does not end its entry":
@@ -44,7 +51,7 @@ def _walk(config: QueueConfig, state: State, driver: Driver, bad: int, kind: str
                 continue
         if driver.retries:
             waits.append((entry, 0))
-    return Staging(tuple(rows), tuple(waits), blocked)
+    return Staging(tuple(rows), tuple(waits), blocked, stops, failed)
 
 
 def _attempts(state: State, entry: int) -> int:

@@ -58,6 +58,27 @@ class Head(NamedTuple):
     attempt: int = 0
 
 
+class Stop(NamedTuple):
+    """The entry that the plan stops before."""
+
+    entry: int = -1
+    passed: bool = False
+    """An operator has the plan pass it: if it fails once more, it has failed, and the plan goes on."""
+    told: bool = False
+    """Its last failure has its event; a command wants the next one told, too."""
+
+
+class Command(NamedTuple):
+    """A file of an operator's."""
+
+    verb: str
+    entry: int
+    """That it is about. Only under a mutation: -1, whichever the plan stops before."""
+
+
+SKIP, RETRY = "skip", "retry"
+
+
 class Staging(NamedTuple):
     """What a walk over some entries has staged."""
 
@@ -67,6 +88,10 @@ class Staging(NamedTuple):
     """Rows of ``documents``: (entry, attempts); 0: it does not wait any more."""
     blocked: Head = Head()
     """The first entry that could not be processed, where the log is ordered."""
+    stops: bool = False
+    """That entry failed for good: the plan stops before it."""
+    failed: tuple[int, ...] = ()
+    """Entries that failed, and that an operator has the plan pass."""
 
 
 Chunk = tuple[int, ...]
@@ -96,6 +121,12 @@ class Driver(NamedTuple):
     """The last one counts."""
     reached: int = 0
     """The position that its wave commits."""
+    stopping: int = -1
+    """The entry that stops the plan, as of the walk that counts."""
+    halted: bool = False
+    """Its run reads no more of the log."""
+    command: Command | None = None
+    """Applied, and still a file."""
     work: tuple[Lane, ...] = ()
     fold: Fold = Fold()
 
@@ -135,6 +166,9 @@ class Undone(NamedTuple):
     wave: int
     staged: tuple[tuple[int, int], ...]
     failures: tuple[int, ...]
+    stop: Stop
+    stopped: int
+    failed: tuple[int, ...]
 
 
 class State(NamedTuple):
@@ -146,6 +180,20 @@ class State(NamedTuple):
     """The entry that comes next; committed with the wave."""
     head: Head = Head()
     """Committed beside the position."""
+    stop: Stop = Stop()
+    """Committed beside the position, too."""
+    stopped: int = -1
+    """Observed: the entry that the last walk that was committed has ended before, as it failed for good."""
+    failed: tuple[int, ...] = ()
+    """Events: entries that failed, and have no message."""
+    commands: tuple[Command, ...] = ()
+    """Those that operators have queued."""
+    may_ask: tuple[str, ...] = ()
+    """What an operator may still ask for."""
+    asked: tuple[Command, ...] = ()
+    """Observed: what operators have asked for."""
+    ended: bool = False
+    """The last run ended as the plan stops, and no command has been applied since."""
     noted: int = 0
     """Where the log thinks the plan stands: what lies before it may be removed."""
     waits: tuple[tuple[int, int], ...] = ()
@@ -196,8 +244,13 @@ class QueueConfig(NamedTuple):
     """Entries a wave."""
     attempts: int = 2
     lock: bool = True
+    on_error: str = "error queue"
+    """stop: the plan stops before an entry that failed for good, and has no error queue."""
+    commands: tuple[str, ...] = ()
+    """What an operator may ask for when the plan has stopped, each once."""
     mutation: str = ""
 
     def first(self) -> State:
         """The world before the first start."""
-        return State(self.entries - self.late, budget=self.budget, failures=(0,) * self.entries)
+        nothing = (0,) * self.entries
+        return State(self.entries - self.late, budget=self.budget, failures=nothing, may_ask=self.commands)
