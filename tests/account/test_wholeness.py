@@ -11,7 +11,7 @@ from ferryman.account import families
 from ferryman.account.families import FamilyStatus
 from ferryman.destinations import Delivery, Outcome
 from ferryman.document import Document
-from ferryman.errors import TransientError
+from ferryman.errors import BadDocument, TransientError
 from ferryman.plan import Plan
 from ferryman.sources import Csv
 from tests.support.plan_world import PlanWorld, run_plan
@@ -34,6 +34,8 @@ def answer(delivery: Delivery) -> Outcome:
 def busy(doc: Document) -> Document:
     if doc.text() == "busy":
         raise TransientError("the service is busy")
+    if doc.text().startswith("bad"):
+        raise BadDocument("no such word")
     return doc
 
 
@@ -71,6 +73,23 @@ def test_a_family_is_complete_when_all_of_it_has_ended(trial: PlanWorld) -> None
     assert [each.outcome for each in families.incomplete_families(trial.root, trial.plan, family="failed")] == [
         "ended, 1 failed"
     ]
+
+
+@pytest.mark.rule("account.whole")
+def test_rejected_and_failed_deliveries_of_a_family_are_counted_apart(trial: PlanWorld) -> None:
+    """A family has ended with both; while another is pending it is incomplete, and both numbers follow."""
+    trial.build(words, busy, answer=answer, backoff=3600)
+    trial.put("rejected", text="one bad")
+    trial.put("both", text="one never bad bad2")
+    trial.put("pending", text="later never bad bad2")
+    trial.run(wait=0)
+
+    described = {each.family: each.describe() for each in families.incomplete_families(trial.root, trial.plan)}
+    assert described == {
+        "rejected": "ended, 1 rejected: 2 of 2 deliveries have ended",
+        "both": "ended, 1 failed, 2 rejected: 4 of 4 deliveries have ended",
+        "pending": "incomplete: 3 of 4 deliveries have ended; 1 pending; 1 failed, 2 rejected",
+    }
 
 
 def test_in_doubt_is_not_ended(trial: PlanWorld) -> None:

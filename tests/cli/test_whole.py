@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from tests.support.plan_world import run_plan
 PLAN = """
     from ferryman import Plan
     from ferryman.destinations import Destination, Effect, Outcome
+    from ferryman.errors import BadDocument
     from ferryman.sources import Csv
+
+    def priced(doc):
+        if doc["name"] == "priceless":
+            raise BadDocument("it has no price")
+        return doc
 
     class Shop(Destination):
         effect = Effect.IDEMPOTENT
@@ -35,7 +42,7 @@ PLAN = """
             return Outcome.ok()
 
     plan = Plan("goods", version=1)
-    plan.source("rows", Csv("in")).destination("shop", Shop(), backoff=3600)
+    plan.source("rows", Csv("in")).step("priced", priced).destination("shop", Shop(), backoff=3600)
 """
 
 
@@ -83,6 +90,24 @@ def test_incomplete(ferryman: Callable[..., Any], plan_path: Path) -> None:
     assert json.loads(ferryman("deliveries", plan_path, "--incomplete", "--family", "whole.csv", "--json").out) == []
     refused = ferryman("deliveries", plan_path, "--incomplete", "--status", "failed")
     assert (refused.code, refused.err) == (2, "error: --incomplete goes with --source and --family only.\n")
+
+
+def test_families_that_ended_with_rejected_rows(ferryman: Callable[..., Any], plan_path: Path) -> None:
+    """They are listed as ended, with both numbers, and with the commands that list each kind."""
+    (plan_path.parent / "in" / "one.csv").write_text("name\nhat\npriceless\n")
+    (plan_path.parent / "in" / "three.csv").write_text("name\nnever\npriceless\npriceless\n")
+    run_plan(load_plan(str(plan_path)), plan_path.parent / ".ferryman", wait=0)
+
+    listed = ferryman("deliveries", plan_path, "--incomplete").out
+    assert re.search(r"^rows +one\.csv .* ended, 1 rejected$", listed, re.MULTILINE)
+    assert re.search(r"^rows +three\.csv .* ended, 1 failed, 2 rejected$", listed, re.MULTILINE)
+    one = ferryman("deliveries", plan_path, "--family", "one.csv").out
+    assert "one.csv of source rows has ended, 1 rejected: 2 of 2 deliveries have ended" in one
+    three = ferryman("deliveries", plan_path, "--family", "three.csv").out
+    assert "three.csv of source rows has ended, 1 failed, 2 rejected: 3 of 3 deliveries have ended" in three
+    assert f"Which are rejected: ferryman deliveries {plan_path} --family three.csv --status rejected" in three
+    rejected = ferryman("deliveries", plan_path, "--family", "three.csv", "--status", "rejected", "--json").out
+    assert [row["document"] for row in json.loads(rejected)] == ["three.csv#row=3", "three.csv#row=4"]
 
 
 def test_history_has_pages(ferryman: Callable[..., Any], plan_path: Path) -> None:
