@@ -553,11 +553,12 @@ def _original(plan: Plan, event: Mapping[str, Any]) -> tuple[str, str]:
 
 
 _ENDS: Final = {
-    0: "all sources read, nothing pending",
-    1: "ended with an error",
-    2: "wrong use",
-    3: "all sources read; some failed or were rejected",
-    4: "something is pending",
+    0: "all delivered",
+    1: "a fault of Ferryman or Spark",
+    2: "deletes wait for --allow-deletes",
+    3: "finished; some failed, were rejected or are in doubt",
+    4: "incomplete: something is pending",
+    130: "interrupted",
 }
 """Exit code of a run -> what it says."""
 
