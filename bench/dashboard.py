@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from bench import synthetic
 from bench.harness import Row, Sizes, alternate, empty_folder
-from ferryman import run
+from ferryman import Document, run
 from ferryman.account.queries import cache_counts
 from ferryman.dashboard.answers import Answers
 from ferryman.dashboard.app import make_app
@@ -173,5 +173,9 @@ def make_intake(root: Path, jobs: int) -> None:
 
 def plan_named(name: str) -> Plan:
     plan = Plan(name, version=1)
-    plan.source("docs", Memory([])).destination("out", Null())
+    plan.source("docs", Memory([])).step("parse", _parse).destination("out", Null())
     return plan
+
+
+def _parse(doc: Document) -> Document:
+    return doc

@@ -130,10 +130,10 @@ def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int =
             for first, end in blocks(count):
                 n = end - first
                 document, version = ids(first, end), versions(first, end, revision)
-                numbers = np.arange(first, end)
-                failed = (numbers < dead) & (revision == revisions)
+                order = np.arange(first, end)
+                failed = (order < dead) & (revision == revisions)
                 if dead_every and revision == revisions:
-                    failed |= numbers % dead_every == 0
+                    failed |= order % dead_every == 0
                 rows = table_of(
                     DOCUMENTS,
                     n,
@@ -168,8 +168,8 @@ def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int =
                     delivery_hash=[f"{hash((i, revision)) & (1 << 64) - 1:016x}{i:016x}" for i in range(first, end)],
                     status=np.where(failed, "DEAD", "INDEXED"),
                     message=[
-                        f"{id}: ValueError: line {at % 9} of 'it' is torn" if bad else None
-                        for id, at, bad in zip(document, numbers.tolist(), failed.tolist(), strict=True)
+                        f"{id}: step parse: ValueError: line {at % 9} of 'it' is torn" if bad else None
+                        for id, at, bad in zip(document, order.tolist(), failed.tolist(), strict=True)
                     ],
                     attempt=1,
                     wave=revision,

@@ -600,7 +600,7 @@ class View:
             return False
         self.load("ledger", LEDGER, ())
         number = 0
-        for batch in select_rows(self._ledger, LEDGER, LEDGER.names, wanted.events, wanted.keys):  # 1
+        for batch in select_rows(self._ledger, LEDGER, wanted.columns, wanted.events, wanted.keys):  # 1
             if (number := number + batch.num_rows) > limits.SELECTED_EVENTS:
                 self._db.execute("DROP TABLE ledger")
                 return False
@@ -779,6 +779,7 @@ class Selection(NamedTuple):
         follows: whether it also takes what may have happened to their deliveries and documents since.
         waits: whether it takes the rows of the outbox that have no event yet.
         documents: condition of rows of ``documents``, by their names, unless ``follows``; None: none are needed.
+        columns: of the events; others are null.
     """
 
     events: pc.Expression
@@ -786,6 +787,7 @@ class Selection(NamedTuple):
     follows: bool = False
     waits: bool = True
     documents: pc.Expression | None = None
+    columns: Sequence[str] = LEDGER.names
 
 
 SCAN: Final = Selection(pc.scalar(True), ())
@@ -841,7 +843,7 @@ class Filter(NamedTuple):
             and (self.family in (None, origin) or origin.startswith(f"{self.family}{SEPARATOR}"))
         )
 
-    def selection(self) -> Selection | None:
+    def selection(self, columns: Sequence[str] = LEDGER.names) -> Selection | None:
         """Return the part of a state that has all deliveries which pass; None: there is no such part."""
         listed = self.statuses - {STOPPED, HELD}
         if listed != self.statuses or not listed or Status.INDEXED in listed:
@@ -861,7 +863,7 @@ class Filter(NamedTuple):
         if self.family is not None:
             condition &= in_family(self.family)
             keys.append("origin")
-        return Selection(condition, keys, follows=True, waits=Status.BATCHED in listed)
+        return Selection(condition, keys, follows=True, waits=Status.BATCHED in listed, columns=columns)
 
     @staticmethod
     def from_options(options: FilterOptions) -> Filter:

@@ -366,12 +366,10 @@ def picture(page: WebPage) -> Response:
     """Draw the plan with its counts; without them, as long as they are being counted."""
     place = find_place(page)
     status = status_of(page, place)
-
-    def draw(plan: Plan) -> str:
-        return svg_with_counts(plan, {plan.name: (plan, place.root)}, {plan.name: status})
-
+    plan = place.plan()
     try:
-        return svg_response(ask(page, place, "picture", draw))
+        by_node = ask(page, place, "by_node", lambda plan: account.by_node(place.root, plan))
+        return svg_response(svg_with_counts(plan, {plan.name: (plan, place.root)}, {plan.name: status}, by_node))
     except StillCounting:
         return svg_response(svg(place.plan()))
 
