@@ -1,7 +1,8 @@
-"""Pages of the dashboard over a large state, many plans, a long flow and a large intake queue: the first look and later
-ones.
+"""Pages of the dashboard over a large state, many plans, a long flow and a large intake queue.
 
-What is looked at is made in a process of its own, so that the peak of memory is the dashboard's.
+Of each page: the seconds until it answers for the first time, until everything is on it, and of a later look. Before
+each page all answers are forgotten. What is looked at is made in a process of its own, so that the peak of memory is
+the dashboard's.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from starlette.testclient import TestClient
 
 from bench import synthetic
 from bench.harness import Row, Sizes, alternate, empty_folder
-from ferryman import run
+from ferryman import Document, run
 from ferryman.account.queries import cache_counts
+from ferryman.dashboard.answers import Answers
 from ferryman.dashboard.app import make_app
 from ferryman.dashboard.guard import Settings
 from ferryman.dashboard.places import Places
@@ -30,11 +32,15 @@ from ferryman.sources import Memory
 from ferryman.state.state import State
 
 WARM_S, COLD_S, MEMORY_MB = 0.3, 2.0, 300
-FAILED = 3
-"""Deliveries in a thousand that have failed."""
+FAILED_EVERY = 333
+"""Every so many deliveries one has failed."""
+PLANS, JOBS = 1_000, 100_000
+"""Plans in the house, and jobs in the queue, at most."""
 DOCUMENTS_A_PLAN, DOCUMENTS_A_JOB = 1000, 10
-"""Documents of the size option for each plan of the house, and for each job: a million makes 1 000 and 100 000."""
+"""Documents of the size option for each plan of the house, and for each job: a million makes all of them."""
 JOBS_A_BATCH, JOBS_AT_ONCE = 1000, 100
+COUNTING = ("nobody has asked this since it changed", "are being counted", "is being counted")
+"""Words of a page that has not everything yet; the first ones of a page that has nothing."""
 
 PAGES = (
     "",
@@ -44,7 +50,11 @@ PAGES = (
     "/runs",
     "/runs?wave=1",
     "/verify",
+    "/remembered",
+    "/state",
+    "/picture.svg",
     "/confirm?verb=retry&status=failed",
+    "/outcome?message=nothing",
 )
 FLOW = """
 from ferryman import Flow, Plan
@@ -63,7 +73,8 @@ FLOW_PLANS = 20
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    plans, jobs = sizes.documents // DOCUMENTS_A_PLAN, sizes.documents // DOCUMENTS_A_JOB
+    plans = min(PLANS, sizes.documents // DOCUMENTS_A_PLAN)
+    jobs = min(JOBS, sizes.documents // DOCUMENTS_A_JOB)
     root = folder / "dashboard"
     document = synthetic.id_of(sizes.documents // 2)
     pages = ["/", *(f"/plans/sizes-v1{page.replace('{document}', document)}" for page in PAGES)]
@@ -93,27 +104,40 @@ def look_at(
     maker.start()
     maker.join()
     assert maker.exitcode == 0
-    files = [str(file) for file in root.glob("*.py")]
-    site = TestClient(make_app([str(root), *files], Settings()), base_url="http://localhost")
+    named = [str(root), *map(str, root.glob("*.py"))]
     for page in pages:
+        answers = Answers()
+        site = TestClient(make_app(named, Settings(), answers), base_url="http://localhost")
         began = time.perf_counter()
-        while "This state is large" in site.get(page).text:
+        first_s = 0.0
+        while any(words in (text := _get(site, page)) for words in COUNTING):
+            if COUNTING[0] not in text:
+                first_s = first_s or time.perf_counter() - began
             time.sleep(0.05)
-        cold_s = time.perf_counter() - began
+        whole_s = time.perf_counter() - began
 
-        def look(page: str = page) -> None:
-            assert site.get(page).status_code == 200
+        def look(site: TestClient = site, page: str = page) -> None:
+            _get(site, page)
 
         [took] = alternate(rounds, look)
-        ours = f"{took.wall_s:.2f} s (first look {cold_s:.1f} s)"
+        answers.close()
+        first_s = first_s or whole_s
+        cold_s = first_s if page == "/" else whole_s  # the list of plans fills while one looks at it
+        ours = f"{took.wall_s:.2f} s (first look {first_s:.1f} s, everything {whole_s:.1f} s)"
         met = took.wall_s <= WARM_S and cold_s <= COLD_S
         yield Row(f"page `{page}`, {what}", ours, "", "", f"≤ {WARM_S:g} s (first look {COLD_S:g} s)", met)
+
+
+def _get(site: TestClient, page: str) -> str:
+    response = site.get(page)
+    assert response.status_code == 200, f"{page}: {response.status_code}\n{response.text}"
+    return response.text
 
 
 def make_state(root: Path, documents: int) -> None:
     """Make a state of which some deliveries have failed."""
     plan = plan_named("sizes")
-    synthetic.state(root / plan.key, plan, documents, dead=documents * FAILED // 1000)
+    synthetic.state(root / plan.key, plan, documents, dead_every=FAILED_EVERY)
     with State.take(root / plan.key, plan) as state:
         cache_counts(state, replace=True)  # as a run does after its last wave
 
@@ -149,5 +173,9 @@ def make_intake(root: Path, jobs: int) -> None:
 
 def plan_named(name: str) -> Plan:
     plan = Plan(name, version=1)
-    plan.source("docs", Memory([])).destination("out", Null())
+    plan.source("docs", Memory([])).step("parse", _parse).destination("out", Null())
     return plan
+
+
+def _parse(doc: Document) -> Document:
+    return doc

@@ -116,8 +116,13 @@ def empty_outbox(folder: Path) -> Any:
     return table
 
 
-def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int = 0) -> None:
-    """Make a state in which documents were delivered once for each revision; the first ``dead`` failed in a step."""
+def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int = 0, dead_every: int = 0) -> None:
+    """Make a state in which documents were delivered once for each revision.
+
+    Args:
+        dead: number of the first documents that failed in a step.
+        dead_every: distance of others that failed, too; 0: none.
+    """
     with State.take(root, plan) as new_state:
         documents, ledger = [], []
         given = encode_published((Published("", "", "out"),))
@@ -125,7 +130,10 @@ def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int =
             for first, end in blocks(count):
                 n = end - first
                 document, version = ids(first, end), versions(first, end, revision)
-                failed = np.arange(first, end) < (dead if revision == revisions else 0)
+                order = np.arange(first, end)
+                failed = (order < dead) & (revision == revisions)
+                if dead_every and revision == revisions:
+                    failed |= order % dead_every == 0
                 rows = table_of(
                     DOCUMENTS,
                     n,
@@ -159,6 +167,10 @@ def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int =
                     destination="out",
                     delivery_hash=[f"{hash((i, revision)) & (1 << 64) - 1:016x}{i:016x}" for i in range(first, end)],
                     status=np.where(failed, "DEAD", "INDEXED"),
+                    message=[
+                        f"{id}: step parse: ValueError: line {at % 9} of 'it' is torn" if bad else None
+                        for id, at, bad in zip(document, order.tolist(), failed.tolist(), strict=True)
+                    ],
                     attempt=1,
                     wave=revision,
                     ordinal=2,

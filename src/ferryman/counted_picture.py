@@ -18,19 +18,23 @@ _BAD: Final = ("failed", "rejected", "in_doubt", "pending")
 
 
 def svg_with_counts(
-    plan: Plan | Flow, states: Mapping[str, tuple[Plan, StatePath]], statuses: Mapping[str, Mapping[str, Any]]
+    plan: Plan | Flow,
+    states: Mapping[str, tuple[Plan, StatePath]],
+    statuses: Mapping[str, Mapping[str, Any]],
+    by_node: Mapping[str, Mapping[str, int]] | None = None,
 ) -> str:
     """Draw the plan or flow as SVG, with counts of deliveries in its boxes.
 
     Args:
         states: the plan, or those of a flow, by name, with the roots of their states.
         statuses: status of each plan, as ``ferryman status --json`` shows it.
+        by_node: the result of ``account.by_node`` for a single plan; None: ask for it.
     """
     boxes: dict[str, BoxCounts] = {}
     edges: dict[tuple[str, str], str] = {}
     for name, (each, root) in states.items():
         prefix = (lambda node, name=name: box_name(name, node)) if isinstance(plan, Flow) else str
-        for node, counts in box_counts(each, root, statuses[name]).items():
+        for node, counts in box_counts(each, root, statuses[name], by_node).items():
             boxes[prefix(node)] = counts
         for (start, end), text in _edge_counts(each, statuses[name]):
             edges[prefix(start), prefix(end)] = text
@@ -41,12 +45,15 @@ def svg_with_counts(
     return svg(plan, boxes, words, edges)
 
 
-def box_counts(plan: Plan, root: StatePath, status: Mapping[str, Any]) -> dict[str, BoxCounts]:
+def box_counts(
+    plan: Plan, root: StatePath, status: Mapping[str, Any], by_node: Mapping[str, Mapping[str, int]] | None = None
+) -> dict[str, BoxCounts]:
     """Return node -> the counts in its box."""
     boxes = {name: _delivery_counts(numbers) for name, numbers in status["destinations"].items()}
     boxes |= {name: _source_counts(numbers) for name, numbers in status["sources"].items()}
     if files.exists(root / IDENTITY):
-        boxes |= {name: _delivery_counts(numbers) for name, numbers in account.by_node(root, plan).items()}
+        found = account.by_node(root, plan) if by_node is None else by_node
+        boxes |= {name: _delivery_counts(numbers) for name, numbers in found.items()}
     return boxes
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from ferryman import account, limits
@@ -15,6 +16,7 @@ from ferryman.account import families, relations
 from ferryman.destinations.base import Outcome
 from ferryman.engine.commands import count_concerned
 from ferryman.errors import StateDamaged
+from ferryman.records.rows import LEDGER
 from ferryman.state.commands import Command
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.tiers import sampled
@@ -121,12 +123,11 @@ def test_damage_in_what_is_read_is_named(trial: PlanWorld, monkeypatch: pytest.M
     trial.put("a", "b")
     trial.run(checked=False)
     with trial.take() as state:
-        [path] = [
-            path for path in state.ledger.paths() if b"permanent" in path.read_bytes() or b"DEAD" in path.read_bytes()
-        ]
-    content = bytearray(path.read_bytes())
-    at = content.index(b"DEAD")
-    content[at] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(StateDamaged, match=path.name):
+        paths = state.ledger.paths()
+    for path in paths:  # the last byte of a page
+        column = pq.read_metadata(path).row_group(0).column(LEDGER.get_field_index("status"))
+        content = bytearray(path.read_bytes())
+        content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(StateDamaged, match="|".join(path.name for path in paths)):
         account.reasons(trial.root, plan=trial.plan, status="failed")

@@ -40,6 +40,7 @@ from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node
 from ferryman.plan.nodes import remembering_steps
 from ferryman.records.families import in_family, in_family_sql
 from ferryman.records.rows import (
+    COUNTING_COLUMNS,
     DOCUMENTS,
     LEDGER,
     LEDGER_COLUMNS,
@@ -407,7 +408,7 @@ def count_deliveries(root: StatePath, *, plan: Plan | None = None, **options: Un
     def count(view: View) -> int:
         return view.count_deliveries(wanted) + sum(1 for _ in _uncounted(view, wanted))
 
-    return _query(root, plan, count, wanted.selection())
+    return _query(root, plan, count, wanted.selection(COUNTING_COLUMNS))
 
 
 def _uncounted(view: View, wanted: Filter) -> Iterator[dict[str, Any]]:
@@ -463,7 +464,7 @@ def reasons(
             "reason": each["reason"],
             "example": each["example"],
         }
-        for each in _query(root, plan, lambda view: view.reasons(wanted, limit), wanted.selection())
+        for each in _query(root, plan, lambda view: view.reasons(wanted, limit), wanted.selection(COUNTING_COLUMNS))
     ]
 
 
@@ -662,11 +663,17 @@ def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
     Returns: node -> status (as shown) -> deliveries.
     """
     found: dict[str, dict[str, int]] = {}
-    for each in _query(root, plan, View.by_node, Filter(NOT_ARRIVED).selection()):
+    if not {node.kind for node in plan.nodes} & _WITH_REASONS:
+        return found
+    for each in _query(root, plan, View.by_node, Filter(NOT_ARRIVED).selection(COUNTING_COLUMNS)):
         counts = found.setdefault(each["node"], {})
         word = display_status(each["status"], each["operation"])
         counts[word] = counts.get(word, 0) + each["deliveries"]
     return found
+
+
+_WITH_REASONS: Final = {"step", "router", "join", "alts", "keyed"}
+"""Kinds of nodes that reasons may name as a step or router."""
 
 
 def history(

@@ -18,14 +18,7 @@ from ferryman.account.counts import Counts, Tables, count
 from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotWriter, new_salt
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_of_versions, logs_read
 from ferryman.plan.structure import reachable_destinations as nodes_reached
-from ferryman.records.families import (
-    SEPARATOR,
-    STALE,
-    held_delete,
-    in_family,
-    in_family_sql,
-    older_publications,
-)
+from ferryman.records.families import SEPARATOR, STALE, held_delete, in_family, in_family_sql, older_publications
 from ferryman.records.rows import (
     DISPLAY_STATUSES,
     DOCUMENTS,
@@ -586,15 +579,15 @@ class View:
         3. rows of their documents
         """
         if wanted is SCAN:
-            for name, paths, schema in (("documents", self._documents, DOCUMENTS), ("ledger", self._ledger, LEDGER)):
-                self._db.register(name, parquet.scan(paths, schema))
+            self._db.register("documents", parquet.scan(self._documents, DOCUMENTS))
+            self._db.register("ledger", parquet.scan(self._ledger, LEDGER))
             return True
         waiting = sum(file.rows for file in self._state.outbox.files.values()) if wanted.waits else 0
         if waiting > limits.SELECTED_EVENTS:
             return False
         self.load("ledger", LEDGER, ())
         number = 0
-        for batch in select_rows(self._ledger, LEDGER, LEDGER.names, wanted.events, wanted.keys):  # 1
+        for batch in select_rows(self._ledger, LEDGER, wanted.columns, wanted.events, wanted.keys):  # 1
             if (number := number + batch.num_rows) > limits.SELECTED_EVENTS:
                 self._db.execute("DROP TABLE ledger")
                 return False
@@ -603,8 +596,8 @@ class View:
         if wanted.follows:
             later, documents = self._conditions_of_followers(waiting > 0)
             columns = ["source", "document", "revision"]
-        if later is not None:
-            for batch in select_rows(self._ledger, LEDGER, _ORDER, later, _ORDER):  # 2
+        if later is not None:  # 2
+            for batch in select_rows(self._ledger, LEDGER, keys := ("delivery_hash", "wave", "ordinal"), later, keys):
                 self._add("ledger", batch)
         rows = select_rows(self._documents, DOCUMENTS, columns, documents, columns[:4]) if documents is not None else ()
         self.load("documents", DOCUMENTS, rows)  # 3
@@ -624,14 +617,14 @@ class View:
             ).fetchall()
             if revision is None:
                 continue
-            names = {
-                column: self._db.sql(f"SELECT DISTINCT {column} FROM {table}").to_arrow_table()[column]
+            hashes, origins = (
+                self._db.sql(f"SELECT DISTINCT {column} FROM {table}").to_arrow_table()[column].combine_chunks()
                 for column in ("delivery_hash", "origin")
-            }
+            )
             wave, ordinal = divmod(order, 4)
             is_later = (pc.field("wave") > wave) | ((pc.field("wave") == wave) & (pc.field("ordinal") > ordinal))
-            has_hash = is_later & pc.field("delivery_hash").isin(names["delivery_hash"].combine_chunks())
-            is_newer = (pc.field("revision") > revision) & pc.field("document").isin(names["origin"].combine_chunks())
+            has_hash = is_later & pc.field("delivery_hash").isin(hashes)
+            is_newer = (pc.field("revision") > revision) & pc.field("document").isin(origins)
             later = has_hash if later is None else later | has_hash
             documents = is_newer if documents is None else documents | is_newer
         return later, documents
@@ -712,9 +705,7 @@ _EMPTY_WAITING: Final = pa.schema(
     [
         *_WAITING,
         ("wave", pa.int64()),
-        ("destination", pa.string()),
-        ("status", pa.string()),
-        ("message", pa.string()),
+        *((name, pa.string()) for name in ("destination", "status", "message")),
         ("created", pa.timestamp("us", tz="UTC")),
     ]
 )
@@ -774,8 +765,8 @@ class Selection(NamedTuple):
         keys: its columns.
         follows: whether it also takes what may have happened to their deliveries and documents since.
         waits: whether it takes the rows of the outbox that have no event yet.
-        documents: condition of rows of ``documents``, by ``source``, ``document`` and ``revision``, unless ``follows``;
-            None: none are needed.
+        documents: condition of rows of ``documents``, by their names, unless ``follows``; None: none are needed.
+        columns: of the events; others are null.
     """
 
     events: pc.Expression
@@ -783,13 +774,11 @@ class Selection(NamedTuple):
     follows: bool = False
     waits: bool = True
     documents: pc.Expression | None = None
+    columns: Sequence[str] = LEDGER.names
 
 
 SCAN: Final = Selection(pc.scalar(True), ())
 """Everything, of which the query reads few columns, or few rows that a plain condition on a column tells."""
-
-
-_ORDER: Final = ("delivery_hash", "wave", "ordinal")
 
 
 class FilterOptions(TypedDict, total=False):
@@ -841,7 +830,7 @@ class Filter(NamedTuple):
             and (self.family in (None, origin) or origin.startswith(f"{self.family}{SEPARATOR}"))
         )
 
-    def selection(self) -> Selection | None:
+    def selection(self, columns: Sequence[str] = LEDGER.names) -> Selection | None:
         """Return the part of a state that has all deliveries which pass; None: there is no such part."""
         listed = self.statuses - {STOPPED, HELD}
         if listed != self.statuses or not listed or Status.INDEXED in listed:
@@ -849,7 +838,8 @@ class Filter(NamedTuple):
                 return None
             return Selection(in_family(self.family), ("origin",), documents=in_family(self.family, "document"))
         field = pc.field
-        condition, keys = field("status").isin(sorted(map(str, listed))), ["status"]
+        condition = field("status").isin(sorted(map(str, listed))) & (field("destination") != "")
+        keys = ["status", "destination"]
         for column in ("destination", "source", "origin", "operation"):
             if (value := getattr(self, column)) is not None:
                 condition &= field(column) == value
@@ -860,7 +850,7 @@ class Filter(NamedTuple):
         if self.family is not None:
             condition &= in_family(self.family)
             keys.append("origin")
-        return Selection(condition, keys, follows=True, waits=Status.BATCHED in listed)
+        return Selection(condition, keys, follows=True, waits=Status.BATCHED in listed, columns=columns)
 
     @staticmethod
     def from_options(options: FilterOptions) -> Filter:

@@ -366,12 +366,10 @@ def picture(page: WebPage) -> Response:
     """Draw the plan with its counts; without them, as long as they are being counted."""
     place = find_place(page)
     status = status_of(page, place)
-
-    def draw(plan: Plan) -> str:
-        return svg_with_counts(plan, {plan.name: (plan, place.root)}, {plan.name: status})
-
+    plan = place.plan()
     try:
-        return svg_response(ask(page, place, "picture", draw))
+        by_node = ask(page, place, "by_node", lambda plan: account.by_node(place.root, plan))
+        return svg_response(svg_with_counts(plan, {plan.name: (plan, place.root)}, {plan.name: status}, by_node))
     except StillCounting:
         return svg_response(svg(place.plan()))
 
@@ -553,11 +551,12 @@ def _original(plan: Plan, event: Mapping[str, Any]) -> tuple[str, str]:
 
 
 _ENDS: Final = {
-    0: "all sources read, nothing pending",
-    1: "ended with an error",
-    2: "wrong use",
-    3: "all sources read; some failed or were rejected",
-    4: "something is pending",
+    0: "all delivered",
+    1: "a fault of Ferryman or Spark",
+    2: "deletes wait for --allow-deletes",
+    3: "finished; some failed, were rejected or are in doubt",
+    4: "incomplete: something is pending",
+    130: "interrupted",
 }
 """Exit code of a run -> what it says."""
 

@@ -34,6 +34,7 @@ from ferryman.records.families import (
 )
 from ferryman.records.keys import export_name
 from ferryman.records.rows import (
+    COUNTING_COLUMNS,
     DOCUMENTS,
     EVENT_OF_ROW,
     ORDINAL_COMMAND,
@@ -257,7 +258,7 @@ def count_concerned(root: StatePath, plan: Plan, command: Command) -> int:
 
 
 def _count(root: StatePath, plan: Plan, query: Filter) -> int:
-    with open_view(root, plan, wanted=query.selection()) as view:
+    with open_view(root, plan, wanted=query.selection(COUNTING_COLUMNS)) as view:
         return view.count_deliveries(query)
 
 
@@ -267,7 +268,7 @@ def _count_shares(state: State, command: Command) -> int:
         return 0
     if command.deliveries is not None:
         return 1
-    with open_view(state.root, state.plan, wanted=query.selection()) as view:
+    with open_view(state.root, state.plan, wanted=query.selection(COUNTING_COLUMNS)) as view:
         most = view.count_events(query)
     return -(-most // limits.COMMAND_DELIVERIES)
 
