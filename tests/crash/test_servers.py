@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ferryman.crash import POINTS
-from tests.crash import scenario, targets
+from tests.crash import targets
 from tests.crash.kills import Killed
 from tests.crash.targets import TARGETS
 from tests.support.zygote import Zygote
@@ -28,14 +28,17 @@ POSSIBLE = [
 """Points that a second run under exactly-once passes."""
 
 SHORT = [point for point in POSSIBLE if point.startswith(("commit.", "deliver."))]
-"""Those beside which a destination is written to. OpenSearch, too, is tried right after it was sent to, one server in
-all of them: at the others nothing depends on the server. Solr has a test of its own that kills it."""
+"""Those beside which a destination is written to. One server is tried in all of them, the others right after they were
+sent to: at the others nothing depends on the server. Solr has a test of its own that kills it."""
 
 FIRST = "postgres"
 
+ELSEWHERE = ("cassandra", "mariadb")
+"""Servers of which that point is tried beside their other tests, so that they are started once."""
+
 
 def _in_every_run(name: str, point: str) -> bool:
-    return point in SHORT and (name == FIRST or (name == "opensearch" and point == "deliver.sent"))
+    return point in SHORT and (name == FIRST or (name in ("opensearch", "redis") and point == "deliver.sent"))
 
 
 DOCUMENTS = 3000
@@ -49,30 +52,13 @@ ROUNDS = 20
         pytest.param(name, point, marks=[] if _in_every_run(name, point) else [pytest.mark.slow])
         for name in TARGETS
         for point in POSSIBLE
+        if (name, point) not in [(each, "deliver.sent") for each in ELSEWHERE]
     ],
 )
 def test_killed_there_and_started_again(
     server: Callable[[str], Any], zygote: Zygote, folder: Path, name: str, point: str
 ) -> None:
-    """Changed, removed, new, unreadable and refused documents: each is there once or accounted for."""
-    target, real = TARGETS[name], server(TARGETS[name].server)
-    root = folder / f"{name}-{point}"
-    root.mkdir()
-    place = f"crash-{point}".replace(".", "-")
-    targets.keep(root, target.destination(real, place))
-    job = {"root": str(root), "guarantee": name, "shape": "server"}
-    scenario.write_corpus(root, scenario.first_corpus())
-    code, said = zygote.run(verb="run", **job)
-    assert code == 0, said
-    scenario.write_corpus(root, scenario.second_corpus())
-    seen = root / "killed"
-    code, said = zygote.run(verb="run", arm=[(point, str(seen))], **job)
-    assert code in (0, -9), said
-    assert seen.exists(), f"{point} was never reached"
-    for _ in range(2):
-        code, said = zygote.run(verb="run and check", **job)
-        assert code == 0, said
-        assert target.contents(real, place) == targets.wanted()
+    targets.survive(server, zygote, folder, name, point)
 
 
 @pytest.mark.slow

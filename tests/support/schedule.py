@@ -38,8 +38,18 @@ TOGETHER = {
         "tests/sources/test_indexes.py",
     ),
     "kafka": ("tests/kafka/*.py",),
-    "cassandra": ("tests/mirror/*.py", "tests/destinations/test_cassandra.py", "tests/docs/test_cassandra.py"),
-    "mysql": ("tests/destinations/test_*mysql.py", "tests/engine/deliver/test_databases.py"),
+    "cassandra": (
+        "tests/mirror/*.py",
+        "tests/cli/test_ledger.py",
+        "tests/crash/test_servers_cassandra.py",
+        "tests/destinations/test_cassandra.py",
+        "tests/docs/test_cassandra.py",
+    ),
+    "mysql": (
+        "tests/crash/test_servers_mysql.py",
+        "tests/destinations/test_*mysql.py",
+        "tests/engine/deliver/test_databases.py",
+    ),
 }
 """Files for one process: each process that needs a session of Spark, OpenSearch, Solr, Kafka or Cassandra starts its
 own, which takes a core up to 20 s."""
