@@ -436,8 +436,9 @@ def test_guids_that_prove_stable_name_the_entries(server: SiteServer) -> None:
     scans = Scans(server, feeds=server.url + "/feed")
     for entries in ([("/post0", "0"), ("/post1", "1")], [("/post0", "0"), ("/post1", "1")], [("/post1-new", "1")]):
         server.put("/feed", feed(*entries), mime="application/rss+xml")
-        scans.scan()
+        listed = scans.scan()
         assert scans.notes == []
+    assert listed == ["/", "/a", "/b", "/post0", "/post1-new"], "an entry that has moved has one address"
 
 
 def test_a_feed_that_is_none_deletes_nothing(server: SiteServer) -> None:

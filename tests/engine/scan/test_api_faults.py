@@ -102,17 +102,17 @@ def test_what_an_api_does_not_list_is_not_deleted(
     assert deleted(trial) == ["-r1", "-r2"]
 
 
+def read_politely(url: str) -> Iterator[dict[str, Any]]:
+    try:
+        yield from read_carefully(url)
+    except HTTPError as e:
+        raise Unavailable("429", wait_s=float(e.headers["retry-after"])) from e
+
+
 @pytest.mark.parametrize("asked", [90, 10_000_000])
 def test_an_api_says_when_it_may_be_asked_again(trial: PlanWorld, api: ApiServer, asked: int) -> None:
     """The run waits that long, if it may, and a day at most."""
-
-    def read() -> Iterator[dict[str, Any]]:
-        try:
-            yield from read_carefully(api.url)
-        except HTTPError as e:
-            raise Unavailable("429", wait_s=float(e.headers["retry-after"])) from e
-
-    trial.build(source=Rows(read))
+    trial.build(source=Rows(partial(read_politely, api.url)))
     trial.run()
     api.rows["new"] = {"id": "new", "text": "It came while the API was busy"}
     api.set_fault(lambda n: Reply(429, b"", {"retry-after": str(asked)}) if n == 2 else None)
