@@ -432,8 +432,8 @@ def test_a_feed_forgets_its_entries_and_the_site_does_not(server: SiteServer) ->
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_guids_that_prove_stable_name_the_entries(server: SiteServer, answers: bool) -> None:
-    """An entry under another link is not a gap, and its old page gives way to the new one, unless it still answers: some
-    feeds give a guid to one entry after the other."""
+    """An entry under another link is not a gap, and its old page gives way to the new one, unless that still answers:
+    some feeds give a guid to one entry after the other."""
     for path in ("/post0", "/post1", "/post1-new", "/post2"):
         server.page(path, f"Post at {path}")
     scans = Scans(server, feeds=server.url + "/feed")
