@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers.registry import require_package
 from tests.sources.test_functions import ids, listed, rows_of
 from tests.support import source_story
 from tests.support.plan_world import place, run_plan
@@ -27,7 +28,7 @@ from ferryman.testing.sources import SourceSuite
 
 __all__ = ["place"]
 
-dlt = pytest.importorskip("dlt")
+dlt = require_package("dlt")
 
 Page = list[dict[str, Any]]
 
