@@ -82,13 +82,16 @@ class Unavailable(TransientError):
     Args:
         scope: name of the part that is unavailable, such as one host of many; documents that do not need it continue.
             Messages show it. For a destination it is ignored: the whole destination counts as unavailable.
+        wait_s: seconds after which it may be asked again, such as those of ``Retry-After``; 0: it does not say. A
+            source whose listing raises it is not listed sooner by this run, at most for ``limits.RETRY_AFTER_MAX_S``.
     """
 
     universal = True
 
-    def __init__(self, why: str = "", *, scope: str = "") -> None:
+    def __init__(self, why: str = "", *, scope: str = "", wait_s: float = 0.0) -> None:
         super().__init__(why)
         self.scope = scope
+        self.wait_s = wait_s
 
 
 class PermanentError(DeliveryError):

@@ -185,6 +185,9 @@ BACKOFF_FACTOR: Final = 4.0
 BACKOFF_MAX_S: Final = 3600.0
 """Backoff before attempt n+1: full jitter over 1 s × 4ⁿ, at most an hour (an operator's attention span)."""
 
+RETRY_AFTER_MAX_S: Final = 86400.0
+"""Longest wait (seconds) that a source is granted which says when it may be asked again: quotas are often of a day."""
+
 BATCH_ROWS: Final = 500
 """Rows of a chunk: what search engines' own bulk helpers send by default."""
 

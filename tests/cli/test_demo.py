@@ -15,6 +15,7 @@ from ferryman.cli import demo_plan, demo_vectors_plan, start
 from ferryman.cli.search import find_hits
 from ferryman.errors import BadDocument, UsageError
 from ferryman.plan.load import load_plan
+from tests.servers.registry import require_package
 from tests.support.plan_world import run_plan
 from tests.support.site_server import SiteServer
 
@@ -127,8 +128,8 @@ def test_questions_are_answered_by_meaning_that_words_do_not_answer(
         raise AssertionError(f"connects to {address}")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    pytest.importorskip("wordllama")
-    pytest.importorskip("sqlite_vec")
+    require_package("wordllama")
+    require_package("sqlite_vec")
     start.prepare(tmp_path, vectors=True)
     plan = load_plan(str(tmp_path / "vectors.py"))
     summary = run_plan(plan, tmp_path / "state")
@@ -147,7 +148,7 @@ def test_questions_are_answered_by_meaning_that_words_do_not_answer(
 
 def test_a_site_is_indexed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its pages without their navigation; files that are not pages are dropped."""
-    pytest.importorskip("trafilatura")
+    require_package("trafilatura")
     with SiteServer() as site:
         site.page("/docs/", "How the ferry crosses the river on a rope of hemp", "/docs/a.pdf", "/elsewhere")
         site.put("/docs/a.pdf", b"%PDF-1.4", mime="application/pdf")

@@ -188,7 +188,7 @@ KINDS = ("Rows", "Cursor", "Dlt", "Site", "Git", "Mailbox")
 ON_SERVERS = ("Imap", "OpenSearch", "Elasticsearch", "Solr", "Files")
 OFTEN = {"Rows": "wave.logged:2", "Cursor": "commit.ready:2", "Dlt": "scan.judged:1", "Site": "wave.logged:1",
          "Git": "wave.logged:1", "Mailbox": "commit.ready:1", "Imap": "wave.logged:1", "OpenSearch": "commit.ready:2",
-         "Solr": "scan.listed:1", "Files": "wave.logged:2"}  # fmt: skip
+         "Elasticsearch": "wave.logged:1", "Solr": "scan.listed:1", "Files": "wave.logged:2"}  # fmt: skip
 """The kill of each kind in the ordinary run."""
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import tomllib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,22 @@ def test_the_plan_of_the_example_is_in_order() -> None:
     assert plan.nodes[-1].policy.guarantee.value == "exactly-once"
 
 
-def test_the_plan_with_a_source_of_its_own_is_in_order() -> None:
-    """It can run, and asks for nothing yet."""
-    plan = names("how-to/write-a-source.md", "Zip")["plan"]
-
+def test_the_plan_with_a_source_of_its_own_follows_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can run; what changes in the archive, and what goes, arrives."""
+    monkeypatch.chdir(tmp_path)
+    made = names("how-to/write-a-source.md", "Zip")
+    plan, write = made["plan"], made["write"]
     assert plan.check() == []
+
+    write("a.zip", {f"{n}.txt": "first" for n in range(4)})
+    assert run_plan(plan, tmp_path / "state").delivered == 4
+    write("a.zip", {"0.txt": "second", "1.txt": "first", "2.txt": "first"})
+    summary = run_plan(plan, tmp_path / "state")
+
+    assert (summary.exit, summary.delivered, summary.deleted) == (0, 1, 1)
+    with closing(sqlite3.connect("members.db")) as db:
+        found = db.execute("SELECT id, text FROM documents ORDER BY id").fetchall()
+    assert found == [("0.txt", "second"), ("1.txt", "first"), ("2.txt", "first")]
 
 
 def test_the_plan_of_the_readme_does_what_it_says() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.servers.dovecot import PASSWORD
+from tests.servers.registry import require_package
 from tests.support.mails import mail
 from tests.support.page import HOW_TO, QuickShell
 
@@ -18,7 +19,7 @@ PAGE = HOW_TO / "index-a-mailbox.md"
 @pytest.mark.server
 def test_the_page_is_true(server: Callable[[str], Any], place: Path) -> None:
     """Each line that the page shows is a line of what its command prints."""
-    imapclient = pytest.importorskip("imapclient")
+    imapclient = require_package("imapclient")
     dovecot = server("dovecot")
     assert PASSWORD in PAGE.read_text("utf-8")
     with imapclient.IMAPClient("127.0.0.1", dovecot.port, ssl=False) as client:

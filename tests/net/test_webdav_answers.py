@@ -11,8 +11,9 @@ import pytest
 
 from ferryman.errors import TransientError
 from ferryman.sources import Files, Listed
+from tests.servers.registry import require_package
 
-pytest.importorskip("webdav4")
+require_package("webdav4")
 
 
 def entry(path: str, status: str = "", *, is_folder: bool = False) -> str:

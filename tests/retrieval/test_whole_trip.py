@@ -18,14 +18,15 @@ from ferryman import Document, Plan, Remember, steps
 from ferryman.destinations import Sql
 from ferryman.errors import TransientError, Unavailable
 from ferryman.sources import Files
+from tests.servers.registry import require_package
 from tests.support.paid import Notes
 from tests.support.plan_world import PlanWorld, place
 from tests.support.previewed import previewed
 
 __all__ = ["place"]
 
-pytest.importorskip("sqlite_vec")
-pytest.importorskip("trafilatura")
+require_package("sqlite_vec")
+require_package("trafilatura")
 
 TEAMS = ("sales", "lab", "board")
 SECTIONS = 3

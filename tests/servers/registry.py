@@ -6,8 +6,9 @@ import importlib
 import inspect
 import os
 import pkgutil
+import shutil
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import pytest
 
@@ -73,4 +74,18 @@ def require(why: str) -> NoReturn:
     """What a test needs is not here: skipped with the reason on a laptop, failed in CI."""
     if os.environ.get("CI"):
         pytest.fail(f"{why} (CI is set, where nothing may be skipped)", pytrace=False)
-    pytest.skip(why)
+    pytest.skip(why, allow_module_level=True)
+
+
+def require_package(name: str) -> Any:
+    """Return a package that a test, or all tests of a module, need; see ``require``."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        require(f"{name} is not installed")
+
+
+def require_command(name: str) -> None:
+    """Say that a test, or all tests of a module, need a command; see ``require``."""
+    if not shutil.which(name):
+        require(f"{name} is not installed")

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sources.test_functions import ids, listed
-from tests.support.plan_world import run_plan
+from tests.servers.registry import require_package
+from tests.sources.test_functions import ids, listed, rows_of
+from tests.support import source_story
+from tests.support.plan_world import place, run_plan
+from tests.support.program import run_program
 
 from ferryman.destinations import Sql
 from ferryman.errors import Misconfigured, TransientError, UsageError
 from ferryman.plan import Plan
-from ferryman.sources import Bookmark, Complete, Dlt, Note
+from ferryman.sources import Bookmark, Complete, Dlt, Note, Source
+from ferryman.testing.sources import SourceSuite
 
-dlt = pytest.importorskip("dlt")
+__all__ = ["place"]
+
+dlt = require_package("dlt")
 
 Page = list[dict[str, Any]]
 
@@ -319,3 +328,75 @@ def test_nothing_is_written_outside(tmp_path: Path) -> None:
     )
     assert done.stdout.split() == ["2", "false"]
     assert [path.name for path in tmp_path.rglob("*")] == ["home"]
+
+
+# --- the conformance suite --------------------------------------------------------------------------------------------
+
+
+def resource_of(folder: Path, fails: bool = False) -> Any:
+    return dlt.resource(lambda: rows_of(folder, fails), name="rows", write_disposition="replace")
+
+
+class TestDlt(SourceSuite):
+    """The promises of the port."""
+
+    def source(self, folder: Path) -> Source:
+        self.folder = folder
+        for name in "abc":
+            (folder / f"{name}.json").write_text(json.dumps({"id": name, "tags": [name], "n": 1}))
+        return Dlt(partial(resource_of, folder), id="id")
+
+    def broken(self, folder: Path) -> Source:
+        self.source(folder)
+        return Dlt(partial(resource_of, folder, fails=True), id="id")
+
+    def change(self, source: Source, id: str) -> None:
+        (self.folder / f"{id}.json").write_text(json.dumps({"id": id, "tags": [], "n": 2}))
+
+    def remove(self, source: Source, id: str) -> None:
+        (self.folder / f"{id}.json").unlink()
+
+
+# --- kills ------------------------------------------------------------------------------------------------------------
+
+
+ORDERS = ("asc", "desc", "unordered", "parallel", "transformed")
+
+
+@pytest.mark.parametrize(
+    ("order", "row"),
+    [
+        pytest.param(order, row, marks=[] if (order, row) == ("asc", 4) else [pytest.mark.slow])
+        for order in ORDERS
+        for row in range(1, 8)
+    ],
+)
+def test_a_resource_is_killed_before_a_row(place: Path, order: str, row: int) -> None:
+    """Every row is delivered, and once, whatever order its pages have."""
+    rows = [{"id": f"r{n}", "at": n, "text": f"Row {n}"} for n in range(1, 8)]
+    options: dict[str, Any] = {"path": str(place / "rows.json"), "order": order}
+    for count in (3, 7):
+        (place / "rows.json").write_text(json.dumps(rows[:count]))
+        told = (place / "killed", "newer of Dlt", json.dumps({**options, "kill_at": min(row, count)}))
+        ended = run_program("tests.support.source_story", *told)
+        assert ended.returncode == -signal.SIGKILL, (ended.returncode, ended.stderr)
+        source_story.run(place / "killed", "newer of Dlt", options)
+    there, sent = source_story.delivered(place / "killed")
+    assert [id for id, _, _ in there] == [row["id"] for row in rows]
+    assert sent == ["upsert"] * 7
+
+
+@pytest.mark.parametrize(
+    "order", [pytest.param(each, marks=[] if each == "asc" else [pytest.mark.slow]) for each in ORDERS]
+)
+def test_a_resource_that_fails_at_its_second_page(place: Path, order: str) -> None:
+    """What came before the failure is delivered or comes again; all of it arrives once."""
+    rows = [{"id": f"r{n}", "at": n, "text": f"Row {n}"} for n in range(1, 8)]
+    (place / "rows.json").write_text(json.dumps(rows))
+    options: dict[str, Any] = {"path": str(place / "rows.json"), "order": order}
+    with pytest.raises(AssertionError, match="page 2"):
+        source_story.run(place / "failed", "newer of Dlt", {**options, "fails_at": 3})
+    source_story.run(place / "failed", "newer of Dlt", options)
+    there, sent = source_story.delivered(place / "failed")
+    assert [id for id, _, _ in there] == [row["id"] for row in rows]
+    assert sent == ["upsert"] * 7

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +17,9 @@ from tests.support.plan_world import PlanWorld, place, trial
 from ferryman.document import Document
 from ferryman.errors import Misconfigured, TransientError, UsageError
 from ferryman.operations import retry
-from ferryman.sources import Bookmark, Complete, Cursor, CursorExpired, Note, Rows
+from ferryman.sources import Bookmark, Complete, Cursor, CursorExpired, Note, Rows, Source
 from ferryman.sources import functions as module
+from ferryman.testing.sources import SourceSuite
 
 __all__ = ["place", "trial"]
 
@@ -254,3 +258,56 @@ def test_a_run_that_cannot_read_what_an_operator_asks_for_is_not_done(trial: Pla
         assert trial.status()["destinations"]["out"]["pending"] == 2
     rows += [({"id": "a"}, 4), ({"id": "b"}, 5)]
     assert trial.run(wait=0).exit == 0
+
+
+# --- the conformance suites -------------------------------------------------------------------------------------------
+
+
+def rows_of(folder: Path, fails: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a folder, each of them a file; perhaps the second one does not come."""
+    for number, path in enumerate(sorted(folder.glob("*.json"))):
+        if fails and number:
+            raise ConnectionError("page 2 of 3: 503")
+        yield json.loads(path.read_text())
+
+
+class InFolder(SourceSuite):
+    def source(self, folder: Path) -> Source:
+        self.folder = folder
+        for name in "abc":
+            (folder / f"{name}.json").write_text(json.dumps({"id": name, "tags": [name], "n": 1}))
+        return self.reading(partial(rows_of, folder))
+
+    def broken(self, folder: Path) -> Source:
+        self.source(folder)
+        return self.reading(partial(rows_of, folder, fails=True))
+
+    def change(self, source: Source, id: str) -> None:
+        (self.folder / f"{id}.json").write_text(json.dumps({"id": id, "tags": [], "n": 2}))
+
+    def remove(self, source: Source, id: str) -> None:
+        (self.folder / f"{id}.json").unlink()
+
+    def reading(self, read: Any) -> Source:
+        raise NotImplementedError
+
+
+class TestRows(InFolder):
+    """The promises of the port."""
+
+    def reading(self, read: Any) -> Rows:
+        return Rows(read)
+
+
+class TestCursor(InFolder):
+    """The promises of the port, of a reader that is asked from its start."""
+
+    def reading(self, read: Any) -> Cursor:
+        return Cursor(partial(_with_numbers, read), relist=0)
+
+
+def _with_numbers(read: Any, cursor: int | None) -> Iterator[tuple[dict[str, Any], int]]:
+    return ((row, number) for number, row in enumerate(read(), 1))
+
+
+del InFolder  # pytest would collect it

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.servers.registry import require_command
 from tests.support.git_server import GitRepository, GitServer
 from tests.support.waiting import wait_until
 
@@ -21,7 +22,7 @@ from ferryman.sources import Bookmark, Complete, Fetched, Git, Listed, Note, Sou
 from ferryman.sources import git as module
 from ferryman.testing.sources import SourceSuite
 
-pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+require_command("git")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from zlib import crc32
 import pytest
 from tests.servers import certificates
 from tests.servers.dovecot import PASSWORD, Dovecot
+from tests.servers.registry import require_package
 from tests.support.imap_proxy import ImapProxy, imap_proxy, once
 from tests.support.mails import Scanned, mail, mbox
 
@@ -23,7 +24,7 @@ from ferryman.sources import Imap, Source, Unchanged
 from ferryman.sources import imap as module
 from ferryman.testing.sources import SourceSuite
 
-imapclient = pytest.importorskip("imapclient")
+imapclient = require_package("imapclient")
 pytestmark = pytest.mark.server
 
 HERE = "127.0.0.1"

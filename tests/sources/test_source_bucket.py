@@ -398,3 +398,10 @@ def test_members_that_are_bad_harm_themselves(tmp_path: Path) -> None:
     assert list(refused(source)) == ["../up.txt"]
     with pytest.raises(BadDocument, match=r"bad\.txt::.*: may not or cannot be read: Bad CRC-32"):
         source.read(found["bad.txt"])
+
+
+def test_deletes_of_a_bucket_are_guarded_as_behind_a_login(tmp_path: Path) -> None:
+    roots = ("memory://here", str(tmp_path), f"file://{tmp_path}")
+    assert [Files(root).max_deleted for root in roots] == [0.1, 0.5, 0.5]
+    assert [Lines(root).max_deleted for root in roots] == [0.1, 0.5, 0.5]
+    assert Files("memory://here", max_deleted=0.3).max_deleted == 0.3

@@ -30,6 +30,10 @@ class FrontServer(LocalServer):
         """Answer a request; returns False if it is to be passed on."""
         return False
 
+    def change(self, request: FrontHandler, status: int, content: bytes) -> bytes:
+        """Return what is answered in place of what the server has answered."""
+        return content
+
 
 class FrontHandler(BaseHTTPRequestHandler):
     """One request to a front server."""
@@ -57,7 +61,8 @@ class FrontHandler(BaseHTTPRequestHandler):
         headers = {"content-type": self.headers.get("content-type", "application/json")}
         server.request(self.command, self.path, body or None, headers)
         answer = server.getresponse()
-        self.say(answer.status, answer.read(), answer.headers.get("content-type", "text/plain"))
+        content = self.front.change(self, answer.status, answer.read())
+        self.say(answer.status, content, answer.headers.get("content-type", "text/plain"))
         server.close()
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass

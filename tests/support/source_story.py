@@ -35,8 +35,8 @@ from ferryman.sources import (
 )
 from tests.support.plan_world import run_plan
 
-WAVE_BYTES = 150
-"""So few that a scan takes several waves."""
+WAVE_BYTES = 40
+"""So few that the scan of the killed process takes several waves."""
 
 Page = list[dict[str, Any]]
 
@@ -60,12 +60,12 @@ def all_rows(path: str) -> Any:
     return dlt.resource(lambda: read_rows(path), name="rows", write_disposition="replace")
 
 
-def newer_rows(path: str, order: str, kill_at: int) -> Any:
+def newer_rows(path: str, order: str, kill_at: int, fails_at: int) -> Any:
     """Return a resource of dlt that yields pages of what is newer than its cursor.
 
     Args:
         order: "asc", "desc", "unordered", "parallel", or "transformed".
-        kill_at: its process is killed before this row, from 1; 0: at none.
+        kill_at, fails_at: its process is killed, or it fails, before this row, from 1; 0: at none.
     """
     import dlt
 
@@ -83,6 +83,8 @@ def newer_rows(path: str, order: str, kill_at: int) -> Any:
             if kill_at and asked >= kill_at:
                 yield page[: kill_at - asked + len(page) - 1]
                 os.kill(os.getpid(), signal.SIGKILL)
+            if fails_at and asked >= fails_at:
+                raise ConnectionError("page 2 does not come")
             yield page
 
     if order == "parallel":
@@ -101,7 +103,9 @@ KINDS: dict[str, Callable[..., Source]] = {
     "Rows": lambda path, **more: Rows(partial(read_rows, path), **more),
     "Cursor": lambda path: Cursor(partial(read_changes, path), ordered=True),
     "Dlt": lambda path, **more: Dlt(partial(all_rows, path), id="id", **more),
-    "newer of Dlt": lambda path, order, kill_at=0: Dlt(partial(newer_rows, path, order, kill_at), id="id"),
+    "newer of Dlt": lambda path, order, kill_at=0, fails_at=0: Dlt(
+        partial(newer_rows, path, order, kill_at, fails_at), id="id"
+    ),
     "Site": Site,
     "Git": Git,
     "Mailbox": Mailbox,
@@ -114,7 +118,7 @@ KINDS: dict[str, Callable[..., Source]] = {
 """Sources by name; each is given the options of the case."""
 
 
-def run(folder: Path, kind: str, options: dict[str, Any]) -> None:
+def run(folder: Path, kind: str, options: dict[str, Any], **settings: Any) -> None:
     """Run the plan once, to its end."""
     folder.mkdir(exist_ok=True)
     plan = Plan("story", version=1)
@@ -122,7 +126,7 @@ def run(folder: Path, kind: str, options: dict[str, Any]) -> None:
     node.tee("sent", Sql(f"sqlite:///{folder}/out.db", table="sent", mode="append")).destination(
         "out", Sql(f"sqlite:///{folder}/out.db")
     )
-    summary = run_plan(plan, folder / "state", wait=0, wave_bytes=WAVE_BYTES)
+    summary = run_plan(plan, folder / "state", wait=0, **settings)
     assert summary.exit == 0, summary
 
 
@@ -135,7 +139,7 @@ def delivered(folder: Path) -> tuple[list[Any], list[str]]:
 
 def main(place: str, kind: str, options: str, environment: str = "{}") -> None:
     os.environ.update(json.loads(environment))
-    run(Path(place), kind, json.loads(options))
+    run(Path(place), kind, json.loads(options), wave_bytes=WAVE_BYTES)
 
 
 if __name__ == "__main__":

@@ -721,6 +721,13 @@ def _log_columns(numbers: dict[str, Any]) -> tuple[str, int, int | str]:
     return places, numbers["read"], "unknown" if numbers["lag"] is None else numbers["lag"]
 
 
+def print_unseen_deletes(status: dict[str, Any]) -> None:
+    """Print which sources do not see every delete, as ``status --json`` shows it."""
+    for name, which in status.get("unseen_deletes", {}).items():
+        print_line(f"{name} does not see every delete: {which}")
+        print_line()
+
+
 def describe_run(running: Mapping[str, Any]) -> str:
     """Return which run is active, and what it is doing.
 
@@ -786,6 +793,7 @@ def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool,
         )
         print_line()
     print_retained(found)
+    print_unseen_deletes(found)
     print_table(
         ("destination", *DESTINATION),
         [(name, *(numbers[c] for c in DESTINATION)) for name, numbers in found["destinations"].items()],

@@ -355,6 +355,7 @@ def _nodes(plan: Plan, status: Mapping[str, Any], by_node: Mapping[str, Mapping[
                 "after": node.after,
                 "target": "" if target == node.name else target,
                 "source": status["sources"].get(node.name),
+                "unseen_deletes": status.get("unseen_deletes", {}).get(node.name, ""),
                 "counts": {name: numbers[name] for name in COUNTS if numbers.get(name)},
                 "is_destination": node.name in status["destinations"],
             }

@@ -100,7 +100,9 @@ def _node(name: str, record: NodeRecord, structure: Structure, state: State) -> 
     after, kind = tuple(record.after), record.kind
     if kind == "source":
         base = RecordedLog if _is_log(name, record, state) else RecordedSource
-        return SourceNode(name, after, source=_stand_in(base, record.type))
+        source = _stand_in(base, record.type)
+        source.may_not_see_deletes = getattr(_known_class(ferryman.sources, record.type), "may_not_see_deletes", True)
+        return SourceNode(name, after, source=source)
     if kind in ("join", "alts"):
         combined = RecordedCombination({each: RecordedLog() for each in after})
         if kind == "alts":

@@ -144,7 +144,8 @@ class NodeBreakers:
             else:
                 failed.add(key)
                 if not self.blocked(key):  # a scan for pending documents may come in between, which does not count
-                    self.breakers.record_failure(key, listing.outage.why, permanent=listing.outage.permanent)
+                    why, permanent, wait_s = listing.outage
+                    self.breakers.record_failure(key, why, permanent=permanent, at_least_s=wait_s)
         return failed
 
     def stop(self, node: str, why: str) -> None:

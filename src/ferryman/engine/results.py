@@ -6,12 +6,13 @@ import enum
 import os
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Final, NamedTuple
 
 import ferryman
+from ferryman import limits
 from ferryman.document import RereadRequest
 from ferryman.engine.runner.base import QueryFailed
 from ferryman.errors import (
@@ -120,6 +121,8 @@ class Outage(NamedTuple):
     why: str
     permanent: bool
     """Whether the source stays unusable until somebody fixes it."""
+    wait_s: float = 0.0
+    """Seconds after which the source may be asked again, as it says; 0: it does not say."""
 
 
 class ListedPart(NamedTuple):
@@ -188,8 +191,8 @@ class Listing(NamedTuple):
 
     @property
     def outage(self) -> Outage | None:
-        """Return the most serious outage of the parts: a permanent one if there is any."""
-        return max((p.outage for p in self.parts if p.outage), key=lambda each: each.permanent, default=None)
+        """Return the most serious outage of the parts."""
+        return most_serious(p.outage for p in self.parts if p.outage)
 
 
 WantedIds = Mapping[str, frozenset[str]]
@@ -210,10 +213,20 @@ def outage_of(error: BaseException) -> Outage | None:
     if isinstance(cause, Misconfigured):
         return Outage(message_of(error), permanent=True)
     if isinstance(error, Unavailable | WorkerDied) or is_connection_error(error, reading=True):
-        return Outage(message_of(error), permanent=False)
+        return Outage(message_of(error), permanent=False, wait_s=_asked_wait_s(error))
     if isinstance(error, UsageError | QueryFailed):
         return Outage(message_of(error), permanent=True)
     return None
+
+
+def _asked_wait_s(error: BaseException) -> float:
+    asked = error.wait_s if isinstance(error, Unavailable) else 0.0
+    return min(asked, limits.RETRY_AFTER_MAX_S) if asked > 0 else 0.0
+
+
+def most_serious(outages: Iterable[Outage]) -> Outage | None:
+    """Return a permanent outage if there is any, else the first of those with the longest wait."""
+    return max(outages, key=lambda each: (each.permanent, each.wait_s), default=None)
 
 
 class PendingRetries(NamedTuple):

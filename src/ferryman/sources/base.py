@@ -192,6 +192,9 @@ class Source:
     """Whether a document can be listed only once, so that its content has to be kept as long as the document waits for
     a retry or has failed."""
 
+    may_not_see_deletes = False
+    """Whether documents may be deleted without its noticing it; ``unseen_deletes`` then says which."""
+
     encodes_ids = False
     """Whether a ``#`` in its ids separates a row from its file, while one in a name is encoded (``%23``). False: ids
     may be any text, and the engine encodes them."""
@@ -286,6 +289,15 @@ class Source:
     def retained(self, reader: str, bookmarks: Mapping[str, Any]) -> list[Retained]:
         """Return what another system keeps for this reader, as of now; for ``status`` and ``plan remove``."""
         return []
+
+    def unseen_deletes(self, bookmarks: Mapping[str, Any]) -> str:
+        """Return which deletes it does not see, as a sentence for people; "" if it sees all of them.
+        ``status`` shows it.
+
+        Args:
+            bookmarks: those of the last commit.
+        """
+        return ""
 
     def remove_retained(self, reader: str, bookmarks: Mapping[str, Any]) -> None:
         """Have other systems keep nothing for this reader any more. There may be nothing."""

@@ -31,6 +31,10 @@ _Columns = Mapping[str, Mapping[str, Any]]
 """Name of a column -> dlt's hints about it."""
 
 
+_ROWS: Final = "rows"
+"""Key of a bookmark: number of rows of a resource that lists everything."""
+
+
 class Dlt(Source):
     """Rows of dlt's resources: ``Dlt(github_issues, id="number")``, for the sources that are written for dlt.
 
@@ -61,6 +65,7 @@ class Dlt(Source):
 
     lists_all = False
     keeps_content = True
+    may_not_see_deletes = True
     comes_again = "A resource of dlt is not asked again for what it has yielded: it comes again when it changes."
 
     def __init__(
@@ -82,6 +87,13 @@ class Dlt(Source):
 
     def __repr__(self) -> str:
         return f"Dlt({getattr(self._factory, '__name__', '…')})"
+
+    def unseen_deletes(self, bookmarks: Mapping[str, Any]) -> str:
+        changes = [name for name, bookmark in bookmarks.items() if _ROWS not in bookmark]
+        if not changes:
+            return ""
+        yields = "yields" if len(changes) == 1 else "yield"
+        return f"{', '.join(changes)} {yields} changes only: a row deletes by the hint hard_delete."
 
     def partitions_after(self, bookmarks: Mapping[str, Any]) -> list[Any]:
         names = list(self._source().resources.selected)
@@ -110,8 +122,8 @@ class Dlt(Source):
         bookmark: dict[str, Any] = {"state": pages.state()}
         lists_all = _lists_all(resource)
         if lists_all:
-            check_not_empty(rows.count, before.get("rows"), name, may_be_empty=self.may_be_empty)
-            bookmark["rows"] = rows.count
+            check_not_empty(rows.count, before.get(_ROWS), name, may_be_empty=self.may_be_empty)
+            bookmark[_ROWS] = rows.count
         if pages.count == 1 and rows.count == _ONE_PAGE:
             yield Note(
                 f"the resource {name} has yielded one page of {_ONE_PAGE} rows. If there are more, give it a paginator"

@@ -38,6 +38,12 @@ class FileSelection:
     exclude: str | Sequence[str] | None
     storage_options: Mapping[str, Any] | None
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Return whether the root is in a bucket or on a drive."""
+        path = str(self.root)
+        return _URL.match(path) is not None and not path.startswith("file://")
+
     def tree(self, source: str, max_bytes: int | None) -> FileTree:
         """Return the tree of files: in a folder of this machine, or at a URL.
 
@@ -74,6 +80,7 @@ class FileSource(Source):
     Args:
         max_bytes: largest document.
         max_file_bytes: largest file that is not refused; None: no limit.
+        max_deleted: see ``Source``; None: 0.1 for a bucket or a drive, whose login may have expired, else 0.5.
     """
 
     encodes_ids = True
@@ -86,8 +93,10 @@ class FileSource(Source):
         *,
         prefix: str,
         detect: Detect,
-        max_deleted: float,
+        max_deleted: float | None,
     ) -> None:
+        if max_deleted is None:
+            max_deleted = limits.MAX_DELETED_BEHIND_LOGIN if files.is_elsewhere else limits.MAX_DELETED
         super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
         name = type(self).__name__
         if not isinstance(max_bytes, int) or max_bytes < 1:
@@ -183,7 +192,8 @@ class Files(FileSource):
             run ends with 3), or "skip": it is dropped, with the reason, and counted as such.
         storage_options: options for fsspec beside the URL: ``{"endpoint_url": …}``. They travel to the workers, and
             are never shown. Credentials are better left where the client library finds them: environment, role, file.
-        prefix, detect, max_deleted: see ``Source``.
+        prefix, detect: see ``Source``.
+        max_deleted: see ``Source``; None: 0.1 for a bucket or a drive, whose login may have expired, else 0.5.
 
     Raises:
         UsageError: a glob or a limit is invalid. Whether the root exists is checked later, by ``check``.
@@ -204,7 +214,7 @@ class Files(FileSource):
         storage_options: Mapping[str, Any] | None = None,
         prefix: str = "",
         detect: Detect = "content",
-        max_deleted: float = limits.MAX_DELETED,
+        max_deleted: float | None = None,
     ) -> None:
         files = FileSelection(root, include, exclude, storage_options)
         super().__init__(files, max_bytes, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)

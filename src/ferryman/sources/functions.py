@@ -139,6 +139,7 @@ class Cursor(Source):
 
     lists_all = False
     keeps_content = True
+    may_not_see_deletes = True
     comes_again = "A Cursor is not asked again for what it has read: it comes again when it changes."
 
     def __init__(
@@ -164,6 +165,11 @@ class Cursor(Source):
 
     def __repr__(self) -> str:
         return f"Cursor({getattr(self._read, '__name__', '…')})"
+
+    def unseen_deletes(self, bookmarks: Mapping[str, Any]) -> str:
+        if self.relist_s is not None:
+            return ""
+        return "only Document.deleted() deletes; relist= finds what is gone without it."
 
     def partitions_after(self, bookmarks: Mapping[str, Any]) -> list[Any]:
         return [bookmarks.get(_WHOLE)]

@@ -85,7 +85,7 @@ class Records(FileSource):
         *,
         prefix: str,
         detect: Detect,
-        max_deleted: float,
+        max_deleted: float | None,
     ) -> None:
         super().__init__(files, max_bytes, None, prefix=prefix, detect=detect, max_deleted=max_deleted)
         self.encoding = validate_encoding(type(self).__name__, encoding)
@@ -246,7 +246,8 @@ class Csv(Records):
         encoding: of the files. A byte order mark in a file wins.
         max_bytes: longest row (bytes).
         storage_options: see ``Files``.
-        prefix, detect, max_deleted: see ``Source``.
+        prefix, detect: see ``Source``.
+        max_deleted: see ``Files``.
 
     Raises:
         UsageError: an argument that cannot be meant. Whether the root exists is asked later, by ``check``.
@@ -269,7 +270,7 @@ class Csv(Records):
         storage_options: Mapping[str, Any] | None = None,
         prefix: str = "",
         detect: Detect = "content",
-        max_deleted: float = limits.MAX_DELETED,
+        max_deleted: float | None = None,
     ) -> None:
         files = FileSelection(root, include, exclude, storage_options)
         super().__init__(files, encoding, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
@@ -449,7 +450,8 @@ class JsonLines(Records):
         encoding: of the files. A byte order mark in a file wins.
         max_bytes: longest line (bytes).
         storage_options: see ``Files``.
-        prefix, detect, max_deleted: see ``Source``.
+        prefix, detect: see ``Source``.
+        max_deleted: see ``Files``.
 
     Raises:
         UsageError: an argument that cannot be meant. Whether the root exists is asked later, by ``check``.
@@ -468,7 +470,7 @@ class JsonLines(Records):
         storage_options: Mapping[str, Any] | None = None,
         prefix: str = "",
         detect: Detect = "content",
-        max_deleted: float = limits.MAX_DELETED,
+        max_deleted: float | None = None,
     ) -> None:
         files = FileSelection(root, include, exclude, storage_options)
         super().__init__(files, encoding, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
@@ -553,7 +555,8 @@ class Lines(Records):
         encoding: of the files. A byte order mark in a file wins.
         max_bytes: longest line (bytes).
         storage_options: see ``Files``.
-        prefix, detect, max_deleted: see ``Source``.
+        prefix, detect: see ``Source``.
+        max_deleted: see ``Files``.
 
     Raises:
         UsageError: an argument that cannot be meant. Whether the root exists is asked later, by ``check``.
@@ -572,7 +575,7 @@ class Lines(Records):
         storage_options: Mapping[str, Any] | None = None,
         prefix: str = "",
         detect: Detect = "content",
-        max_deleted: float = limits.MAX_DELETED,
+        max_deleted: float | None = None,
     ) -> None:
         files = FileSelection(root, include, exclude, storage_options)
         super().__init__(files, encoding, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)

@@ -32,10 +32,12 @@ class SourceMemory(msgspec.Struct, omit_defaults=True, frozen=True):
     Attributes:
         bookmarks: partition -> JSON value, see ``sources.base.Bookmark``.
         kept: name of the data file with the content of documents that wait for a retry or have failed; "": none do.
+        unseen_deletes: which documents the source does not see being deleted; "": it sees all deletes.
     """
 
     bookmarks: dict[str, Any] = {}
     kept: str = ""
+    unseen_deletes: str = ""
 
 
 NOTHING_REMEMBERED: Final = SourceMemory()

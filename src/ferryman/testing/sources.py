@@ -27,7 +27,7 @@ import cloudpickle
 
 from ferryman.document import Document, content_version, encode_fields
 from ferryman.errors import BadDocument, TransientError, UsageError
-from ferryman.sources.base import Fetched, Listed, Source, Unchanged
+from ferryman.sources.base import Complete, Fetched, Listed, Source, Unchanged
 
 
 class SourceSuite:
@@ -50,6 +50,10 @@ class SourceSuite:
     def remove(self, source: Source, id: str) -> None:
         """Remove this document, as the outside world would."""
         raise SkipTest("remove() is not overridden")
+
+    def broken(self, folder: Path) -> Source:
+        """Return the source with a listing that fails in the middle (a page that does not come)."""
+        raise SkipTest("broken() is not overridden")
 
     def pieces(self, source: Source) -> list[Any]:
         """Return the pieces of a scan, in the driver. Override it only for a source that is listed in another way."""
@@ -176,6 +180,24 @@ class SourceSuite:
             error = _error_of(lambda: source.read(removed))
             assert isinstance(error, TransientError | BadDocument), f"{removed.id} was removed; read() raised {error!r}"
             assert str(pickle.loads(pickle.dumps(error))) == str(error) != ""
+
+    def test_a_listing_that_fails_in_the_middle_deletes_nothing(self, tmp_path: Path) -> None:
+        """It raises an error that says why and can be pickled, and says neither that it was complete nor that anything
+        was deleted."""
+        source = self.broken(tmp_path)
+        found: list[Any] = []
+
+        def scan() -> None:
+            for piece in self.pieces(source):
+                found.extend(source.listing(piece))
+
+        error = _error_of(scan)
+        assert error is not None, "the listing ended as if it were complete"
+        assert str(error), "the error does not say why"
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+        assert not any(isinstance(entry, Complete) for entry in found), "it says that it was complete, and was not"
+        deleted = [entry.id for entry in found if isinstance(entry, Document) and entry.operation == "delete"]
+        assert not deleted, f"it says that {deleted[0]} was deleted"
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 

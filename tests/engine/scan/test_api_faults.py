@@ -9,13 +9,17 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
+from ferryman import limits
+from ferryman.errors import Unavailable
 from ferryman.sources import Cursor, Rows
 from tests.support.api_server import ApiServer, Reply, read_carefully, read_carelessly, read_changes
 from tests.support.plan_world import PlanWorld
 from tests.support.program import run_program
+from tests.support.sleeper import Sleeper
 
 ROWS = 45
 
@@ -96,6 +100,27 @@ def test_what_an_api_does_not_list_is_not_deleted(
     api.rows.pop("r2")
     assert trial.run().exit == 0
     assert deleted(trial) == ["-r1", "-r2"]
+
+
+def read_politely(url: str) -> Iterator[dict[str, Any]]:
+    try:
+        yield from read_carefully(url)
+    except HTTPError as e:
+        raise Unavailable("429", wait_s=float(e.headers["retry-after"])) from e
+
+
+@pytest.mark.parametrize("asked", [90, 10_000_000])
+def test_an_api_says_when_it_may_be_asked_again(trial: PlanWorld, api: ApiServer, asked: int) -> None:
+    """The run waits that long, if it may, and a day at most."""
+    trial.build(source=Rows(partial(read_politely, api.url)))
+    trial.run()
+    api.rows["new"] = {"id": "new", "text": "It came while the API was busy"}
+    api.set_fault(lambda n: Reply(429, b"", {"retry-after": str(asked)}) if n == 2 else None)
+    sleeper, before = Sleeper(), len(api.asked)
+    trial.run(**sleeper.options(), wait=100_000.0)
+    waited = min(asked, limits.RETRY_AFTER_MAX_S)
+    assert waited <= sum(sleeper.slept) < waited + 2
+    assert (trial.arrived()["new"], len(api.asked) - before) == (1, 2 + ROWS // 10 + 2)
 
 
 def test_a_cursor_that_expires_is_followed_from_the_start(trial: PlanWorld, api: ApiServer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,11 @@ import pytest
 
 from ferryman.errors import TransientError
 from ferryman.sources import Git
+from tests.servers.registry import require_command
 from tests.support.git_server import GitRepository
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 
-pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
+require_command("git")
 
 
 def test_runs_follow_the_branch(trial: PlanWorld, place: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from ferryman.errors import TransientError
 from ferryman.sources import Imap, Mailbox
 from tests.servers.dovecot import PASSWORD
+from tests.servers.registry import require_package
 from tests.support.mails import mail, mbox
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 
@@ -98,7 +99,7 @@ def test_a_killed_run_goes_on(trial: PlanWorld, place: Path, wave: int, phase: s
 def test_a_server_that_is_away_and_back(
     server: Callable[[str], Any], trial: PlanWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    imapclient = pytest.importorskip("imapclient")
+    imapclient = require_package("imapclient")
     dovecot = server("dovecot")
     monkeypatch.setenv("IMAP_PASSWORD", PASSWORD)
 

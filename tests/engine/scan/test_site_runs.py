@@ -107,6 +107,27 @@ def test_a_budget_needs_several_runs(trial: PlanWorld, server: SiteServer) -> No
     assert arrived(trial, server) == dict.fromkeys(PAGES, 1)
 
 
+@pytest.mark.parametrize("phase", ["transform", "commit"])
+def test_after_a_kill_only_the_pages_of_that_scan_are_asked_for_again(
+    trial: PlanWorld, server: SiteServer, phase: str
+) -> None:
+    """A crawl of several scans loses one of them at most: ``budget`` pages."""
+    trial.build(source=site(server, budget=2))
+    trial.run(wait=0)
+    first = server.asked()
+    with pytest.raises(Interrupted):
+        trial.run(wait=0, observer=Until(2, phase))
+    second = server.asked()
+    trial.run(wait=0)
+    again = server.asked()
+    assert (len(first), len(second)) == (2, 2)
+    assert not {*first} & {*second, *again}
+    assert {*second} <= {*again}
+    trial.run(wait=0)
+    assert trial.run(wait=0).exit == 0
+    assert arrived(trial, server) == dict.fromkeys(PAGES, 1)
+
+
 @pytest.mark.parametrize(("wave", "phase"), [(1, "transform"), (1, "commit"), (2, "deliver")])
 def test_a_killed_run_goes_on(trial: PlanWorld, server: SiteServer, wave: int, phase: str) -> None:
     server.page("/", "Home " + "x" * 2000, *PAGES[1:])

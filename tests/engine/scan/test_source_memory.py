@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from ferryman import account
+from ferryman.cli.account import print_unseen_deletes
+from ferryman.dashboard.recorded import recorded_plan
 from ferryman.document import Document
 from ferryman.errors import PermanentError, TransientError, Unavailable
 from ferryman.operations import fsck
@@ -237,6 +240,21 @@ def test_deletes_that_are_not_said_are_found_by_reading_everything(trial: PlanWo
     there.write_text("a")
     assert trial.run().exit == 2
     assert trial.counts() == {"delivered": 10, "deleted": 1}
+
+
+def test_status_says_that_a_source_does_not_see_deletes(
+    trial: PlanWorld, feed: Feed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of the last scan, also for who has only the state: the dashboard."""
+    feed.add("a", n=1)
+    said = {"docs": "only Document.deleted() deletes; relist= finds what is gone without it."}
+    trial.build(source=Cursor(feed.read)).run()
+    assert trial.status()["unseen_deletes"] == said
+    assert account.status(trial.root, recorded_plan(trial.root))["unseen_deletes"] == said
+    print_unseen_deletes(trial.status())
+    assert f"docs does not see every delete: {said['docs']}" in capsys.readouterr().out
+    trial.build(source=Cursor(feed.read, relist="7d")).run()
+    assert "unseen_deletes" not in trial.status()
 
 
 def test_a_document_that_waits_is_gone_when_everything_is_read_without_it(trial: PlanWorld, place: Path) -> None:

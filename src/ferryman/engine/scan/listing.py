@@ -31,7 +31,7 @@ from ferryman.document import (
     storable_id,
 )
 from ferryman.engine.live import ProgressWriter
-from ferryman.engine.results import NO_IDS, ListedPart, Listing, Look, Outage, WantedIds, outage_of
+from ferryman.engine.results import NO_IDS, ListedPart, Listing, Look, Outage, WantedIds, most_serious, outage_of
 from ferryman.engine.runner.base import PickledPlan, QueryFailed, Runner, run_frame_again, run_isolating
 from ferryman.engine.tasks import CONTENT, LISTING, content_path
 from ferryman.errors import (
@@ -274,11 +274,10 @@ class ListPartitions:
             live.add(listed % _COUNTED_ROWS)
             live.flush()
             part = out.finish(shortened("; ".join(failures), limits.MESSAGE_CHARACTERS) or None)
-            first = next(iter(outages), None)
             return part._replace(
                 host=socket.gethostname(),
                 doubts=tuple(doubts),
-                outage=first,
+                outage=most_serious(outages),
                 bookmarks=tuple(bookmarks.values()),
                 is_complete=sum(each.within is None for each in complete) == len(partitions),
                 complete_within=tuple(each for each in complete if each.within is not None),

@@ -103,7 +103,7 @@ class SourceMemories:
             before = self.current[name]
             bookmarks = before.bookmarks | {key: value for key, value in marks.items() if value is not None}
             if bookmarks != before.bookmarks:
-                self.current[name] = SourceMemory(bookmarks, before.kept)
+                self.current[name] = SourceMemory(bookmarks, before.kept, before.unseen_deletes)
                 transactions |= write_memory(self._state, name, wave, self.current[name])
         return transactions
 
@@ -124,7 +124,7 @@ class SourceMemories:
                 marks |= {m.partition: m.value for m in complete if m is not None}
             bookmarks = {key: value for key, value in {**before.bookmarks, **marks}.items() if value is not None}
             kept = self._keep(listing, before, staged) if listing.source.source.keeps_content else ""
-            memory = SourceMemory(bookmarks, kept)
+            memory = SourceMemory(bookmarks, kept, listing.source.source.unseen_deletes(bookmarks))
             if memory != before:
                 transactions |= write_memory(self._state, name, wave, memory)
                 self.current[name] = memory

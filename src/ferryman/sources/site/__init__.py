@@ -42,7 +42,8 @@ class Site(Source):
     any more is asked for once more, and stays while it is there.
 
     A scan asks for ``budget`` pages at most; the next one goes on with the others, and until all were looked at nothing
-    is deleted. So does the next scan after a kill. Needs ``pip install 'ferryman[web]'``.
+    is deleted. After a kill only the pages of the scan that was killed are asked for again. Needs ``pip install
+    'ferryman[web]'``.
 
     Args:
         url: address to begin with, or several. Their hosts may be private.
