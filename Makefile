@@ -12,7 +12,7 @@ UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(ARGS)
 
-.PHONY: help setup demo test-fast test versions prove lint bench servers docs docs-site requirements release
+.PHONY: help setup demo test-fast test versions prove prove-short lint bench servers docs docs-site requirements release
 
 help:  ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,8 +32,13 @@ test: setup  ## run the tests, except the slow ones
 versions: setup  ## run the fast tests with another Python and other packages: ARGS="3.14 highest" or ARGS="3.12 lowest-direct"
 	@scripts/try-versions $(ARGS)
 
-prove: setup  ## run all tests: every case of every crash point, long runs, random kills; takes hours
+prove: setup  ## run all tests, then a long proof of the built-in plan: every crash point, random kills; takes hours
 	$(PYTEST) $(ARGS)
+	mkdir -p build
+	.venv/bin/ferryman prove --rounds 1000 --html build/proof.html
+
+prove-short: setup  ## a proof of the built-in plan with four kinds of faults; takes a minute
+	.venv/bin/ferryman prove --no-spark --documents 4 --only half --only holes --only disk --only second $(ARGS)
 
 lint: setup  ## check style, format, types, layers, dead code and workflows
 	@scripts/lint

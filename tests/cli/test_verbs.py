@@ -139,6 +139,38 @@ def test_check_asks_the_destinations_if_it_shall(
     assert lines[-1].startswith("destination away: http://127.0.0.1:1/plays: ")
 
 
+@pytest.mark.rule("check.durability")
+@pytest.mark.parametrize(
+    ("guarantee", "says"),
+    [("exactly-once", "exactly-once ends where the server loses"), ("at-least-once", "the server may lose")],
+)
+def test_check_says_where_exactly_once_ends(
+    write: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str], guarantee: str, says: str
+) -> None:
+    """A server whose settings let it lose what it has confirmed is named, with the setting. It can be written to."""
+    file = write(
+        "plan.py",
+        f"""
+        from ferryman import Plan
+        from ferryman.destinations import Sql
+        from ferryman.sources import Memory
+
+        class Careless(Sql):
+            def durability_risk(self):
+                return "fsync is off: set it on"
+
+        plan = Plan("one", version=1)
+        docs = plan.source("docs", Memory([]))
+        docs.destination("index", Careless("sqlite:///index.db"), guarantee="{guarantee}")
+        """,
+    )
+    assert start(["plan", "check", str(file), "--connect"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "destination index: it can be written to",
+        f"warning: destination index: {says} what it has confirmed: fsync is off: set it on",
+    ]
+
+
 def test_plan_check_names_every_reason(ferryman: Ferryman, write: Write) -> None:
     """All that is wrong is told at once, an error a line."""
     file = write(

@@ -210,6 +210,7 @@ def test_what_a_crash_of_the_server_loses_is_said(
     try:
         with caplog.at_level(logging.WARNING):
             Redis(real.url, prefix).check()
+        assert says in Redis(real.url, prefix).durability_risk()
     finally:
         client.config_set(setting, before)
     assert says in caplog.text

@@ -450,6 +450,28 @@ def test_a_table_of_postgresql_that_was_dropped(tmp_path: Path, database: Databa
     check_repair(world, lost=20)
 
 
+@pytest.mark.rule("check.durability")
+@pytest.mark.server
+def test_settings_of_postgresql_that_lose_commits(database: Database) -> None:
+    """As they are for the plan's connections; the server of the tests has both of them off."""
+    careless = Sql(database.url)
+    careless.check()
+    assert "fsync is off" in careless.durability_risk()
+    assert "synchronous_commit is off" in careless.durability_risk()
+    assert "synchronous" not in Sql(f"{database.url}%20-csynchronous_commit%3Don").durability_risk()
+
+
+@pytest.mark.rule("check.durability")
+@pytest.mark.server
+def test_settings_of_opensearch_that_lose_writes(index: SearchIndex) -> None:
+    """As they are for the index."""
+    destination = OpenSearch(index.url, index.name)
+    destination.check()
+    assert destination.durability_risk() == ""
+    index.ask("PUT", "/_settings", {"index.translog.durability": "async"})
+    assert "index.translog.durability is async" in destination.durability_risk()
+
+
 @pytest.mark.server
 def test_opensearch(tmp_path: Path, index: SearchIndex) -> None:
     """A document that was written again has another version, and perhaps another content."""

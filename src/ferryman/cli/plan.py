@@ -30,6 +30,7 @@ from ferryman.observe import one_line
 
 if TYPE_CHECKING:
     from ferryman.engine.preview import Expected, Preview
+    from ferryman.plan import DestinationNode
     from ferryman.plan.load import Runnable
 
 
@@ -140,10 +141,19 @@ def _ask_destinations(plan: Runnable) -> bool:
                 try:
                     node.destination.check()
                     print_line(f"{label}destination {node.name}: it can be written to")
+                    if risk := node.destination.durability_risk():
+                        print_line(f"warning: {label}destination {node.name}: {_where_it_ends(node)} {risk}")
                 except Exception as e:
                     all_well = False
                     print_line(f"{label}destination {node.name}: {message_of(e)}")
     return all_well
+
+
+def _where_it_ends(node: DestinationNode) -> str:
+    """Return the beginning of a warning that a target may lose what it has confirmed."""
+    if node.policy.guarantee.value == "exactly-once":
+        return "exactly-once ends where the server loses what it has confirmed:"
+    return "the server may lose what it has confirmed:"
 
 
 @app.command()

@@ -292,6 +292,11 @@ class Destination:
     def check(self) -> None:
         """Check that the destination is reachable and ready. Raise ``Unavailable`` or ``Misconfigured`` if not."""
 
+    def durability_risk(self) -> str:
+        """Return by which settings its target may lose what it has confirmed, and what to set instead; "": by none, or
+        it cannot tell. Called by ``plan check --connect``, after ``check``."""
+        return ""
+
     def identity(self) -> str | None:
         """Return an id of the target that changes if it is recreated, or another one takes its place; "": there is no
         target now; None: it has no identity.

@@ -233,11 +233,18 @@ class Redis(Destination):
                 )
             if info.get("role") == "slave":
                 raise Unavailable(f"{self.target()}: it is a replica, which only reads: give the URL of the primary.")
-            self._warn_of_losses(client, info)
+            if risk := self._durability_risk(client, info):
+                _log.warning(
+                    "%s: %s. The next run notices it, and `ferryman verify PLAN --repair` sends what is missing",
+                    self.target(), risk,
+                )  # fmt: skip
             client.hsetnx(self._about, "identity", uuid.uuid4().hex)
 
-    def _warn_of_losses(self, client: redis_.Redis, info: Mapping[str, Any]) -> None:
-        """Warn of a server that may lose what it has confirmed."""
+    def durability_risk(self) -> str:
+        with self._connection() as client:
+            return self._durability_risk(client, client.info())
+
+    def _durability_risk(self, client: redis_.Redis, info: Mapping[str, Any]) -> str:
         import redis
 
         kept = "appendonly is off: a crash of Redis loses what it had not yet saved"
@@ -245,15 +252,11 @@ class Redis(Destination):
             try:
                 flushed = client.config_get("appendfsync").get("appendfsync", "always")
             except redis.ResponseError:  # a service that hides its configuration
-                return
+                return ""
             if flushed == "always":
-                return
+                return ""
             kept = f"appendfsync is {flushed}: a crash of its machine loses the last moments"
-        _log.warning(
-            "%s: %s. The next run notices it, and `ferryman verify PLAN --repair` sends what is missing. To keep "
-            "all: CONFIG SET appendonly yes, CONFIG SET appendfsync always",
-            self.target(), kept,
-        )  # fmt: skip
+        return f"{kept}. To keep all: CONFIG SET appendonly yes, CONFIG SET appendfsync always"
 
     def identity(self) -> str | None:
         """Return the id that the target got when it was first used; "" if there is none."""

@@ -82,6 +82,7 @@ OWN_FIELDS: Final[dict[str, Any]] = {
     },
 }
 
+_DURABILITY: Final = "index.translog.durability"
 _NEWEST: Final = 100
 """Documents that ``newer_than`` yields."""
 
@@ -416,6 +417,17 @@ class OpenSearch(VectorDestination):
             return ",".join(sorted(each["settings"]["index.uuid"] for each in indices.values()))
         finally:
             http.close()
+
+    def durability_risk(self) -> str:
+        http = self._connection()
+        path = f"/{quote(self.index, safe='')}/_settings/{_DURABILITY}?flat_settings=true"
+        try:
+            indices = msgspec.json.decode(self._ask(http, "GET", path, None, ()).body)
+        finally:
+            http.close()
+        if not any(each["settings"].get(_DURABILITY) == "async" for each in indices.values()):
+            return ""
+        return f"{_DURABILITY} is async: a crash of its machine loses the last seconds. Set it to request"
 
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of the documents: the server does not reveal what it remembers of deletes."""

@@ -221,6 +221,15 @@ class Sql(VectorDestination):
         with self._dialect.translated_errors(where):
             self._dialect.prepare(self._url, self._layout, self.full_text, where)
 
+    def durability_risk(self) -> str:
+        with self._dialect.translated_errors(self.target()):
+            engine = self._dialect.open_reader(self._url)
+            try:
+                with engine.connect() as connection:
+                    return self._dialect.durability_risk(connection)
+            finally:
+                engine.dispose()
+
     def identity(self) -> str | None:
         """Return the identity that the table got when it was made, or first used."""
         with self._dialect.translated_errors(self.target()):

@@ -111,6 +111,10 @@ class Dialect(ABC):
         """Yield a text for each declared vector that the database cannot hold, with the remedy."""
         yield from ()
 
+    def durability_risk(self, connection: sa.Connection) -> str:
+        """Return by which settings the server may lose what it has confirmed, and what to set instead; "": by none."""
+        return ""
+
     def maintain(self, url: sa.URL, layout: Layout, where: str) -> list[str]:
         """Do what is better done once after a load than with each chunk; return a line about each thing done."""
         return []

@@ -385,6 +385,13 @@ class MySQL(Dialect):
     def writer(self, url: sa.URL, layout: Layout, name: str) -> MySqlWriter:
         return MySqlWriter(url, layout, name)
 
+    def durability_risk(self, connection: sa.Connection) -> str:
+        flush = connection.exec_driver_sql("SELECT @@innodb_flush_log_at_trx_commit").scalar_one()
+        if flush == 1:
+            return ""
+        name = "innodb_flush_log_at_trx_commit"
+        return f"{name} is {flush}: a crash of its machine loses the last commits. SET GLOBAL {name} = 1"
+
     def inventory(self, url: sa.URL, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
         connection = connect(url, read_only=True)
         try:

@@ -556,6 +556,11 @@ class PostgreSQL(Dialect):
     ) -> list[Hit]:
         return pgvector.find(connection, layout, field, question, limit, wanted, _title_sql(connection, layout.table))
 
+    def durability_risk(self, connection: sa.Connection) -> str:
+        risks = {"fsync": "may destroy the database", "synchronous_commit": "loses the last commits"}
+        off = [name for name in risks if connection.exec_driver_sql(f"SHOW {name}").scalar_one() == "off"]
+        return "; ".join(f"{name} is off: a crash of its machine {risks[name]}. Set it on" for name in off)
+
     def maintain(self, url: sa.URL, layout: Layout, where: str) -> list[str]:
         if all(field.index is None for field in layout.vectors.values()):
             return []
