@@ -18,6 +18,7 @@ import pytest
 from tests.servers.registry import Running
 from tests.servers.server import Server
 from tests.support import forked_servers, schedule
+from tests.support.tiers import covering
 
 # Spark starts in half the time: what the second compiler makes faster, no test does long enough.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -121,12 +122,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make no tests of the thousands of slow cases that would be deselected."""
+    """Make no tests of the thousands of slow cases that would be deselected; nor, of whole runs, of all cases where
+    parametrizations multiply each other."""
     expression = metafunc.config.option.markexpr
     if expression.startswith("not slow") and " or " not in expression:
         calls = metafunc._calls
         left = [call for call in calls if all(mark.name != "slow" for mark in call.marks)]
         calls[:] = left or calls[:1]  # without a call it would be a test without parameters
+        if _is_long(metafunc.definition) and not metafunc.definition.get_closest_marker("every_case"):
+            calls[:] = [calls[n] for n in covering([call.indices for call in calls])]
 
 
 def pytest_collection_finish() -> None:

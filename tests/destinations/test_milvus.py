@@ -17,8 +17,9 @@ from ferryman.testing.proxy import ProxyFault
 from ferryman.testing.servers import ServerSuite
 from ferryman.testing.vectors import VectorSuite
 from tests.servers.server import Server
+from tests.support.needed import Needed
 
-pymilvus = pytest.importorskip("pymilvus")
+pymilvus = Needed("pymilvus")
 pytestmark = pytest.mark.server
 
 

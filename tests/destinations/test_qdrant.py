@@ -21,9 +21,10 @@ from ferryman.testing.servers import ServerSuite
 from ferryman.testing.vectors import VectorSuite, vector_delivery
 from tests.servers.qdrant import ProtectedQdrant
 from tests.servers.server import Server
+from tests.support.needed import Needed
 from tests.support.receiver import Receiver, Reply, Request
 
-client = pytest.importorskip("qdrant_client")
+client = Needed("qdrant_client")
 pytestmark = pytest.mark.server
 
 

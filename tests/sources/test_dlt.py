@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.sources.test_functions import ids, listed
+from tests.support.needed import Needed
 from tests.support.plan_world import run_plan
 
 from ferryman.destinations import Sql
@@ -19,7 +20,7 @@ from ferryman.errors import Misconfigured, TransientError, UsageError
 from ferryman.plan import Plan
 from ferryman.sources import Bookmark, Complete, Dlt, Note
 
-dlt = pytest.importorskip("dlt")
+dlt = Needed("dlt")
 
 Page = list[dict[str, Any]]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,3 +17,26 @@ def sampled(cases: Iterable[Any], every: int) -> list[Any]:
         )
         for n, case in enumerate(cases)
     ]
+
+
+def covering(cases: Sequence[Mapping[str, int]]) -> list[int]:
+    """Choose some of a test's cases, by their indices, where several parametrizations multiply each other: of two each
+    value stands in a chosen case, of three or more each two values that stand together in any case.
+
+    Args:
+        cases: the place of each argument's value in the list of its parametrization; arguments of one parametrization
+            have the same.
+    """
+    columns = {tuple(case[name] for case in cases) for name in (cases[0] if cases else ())}
+    axes = sorted(column for column in columns if len(set(column)) > 1)
+    if len(axes) < 2:
+        return [*range(len(cases))]
+    at_once = 1 if len(axes) == 2 else 2
+    having = [set(itertools.combinations(enumerate(values), at_once)) for values in zip(*axes, strict=True)]
+    left = set().union(*having)
+    chosen = []
+    while left:
+        best = max(range(len(cases)), key=lambda n: len(having[n] & left))  # of equals the first
+        chosen.append(best)
+        left -= having[best]
+    return sorted(chosen)
