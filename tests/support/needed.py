@@ -1,4 +1,4 @@
-"""Modules that tests need and collecting them does not: every process of pytest-xdist collects all tests, one runs them.
+"""Modules that tests need and collecting them does not: each process of pytest-xdist collects all, one runs them.
 
 ``pytest.importorskip`` loads its module, which takes seconds for clients such as LanceDB's.
 """

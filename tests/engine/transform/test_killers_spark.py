@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-
 PLAN = """
 import os, signal
 from ferryman import Document, Effect, Plan
