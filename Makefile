@@ -8,6 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON := .venv/bin/python
 # Four for two cores: tests of time-outs, and of processes that start, wait for a part of their time.
 PYTEST := $(PYTHON) -m pytest --numprocesses 4 --dist loadfile
+# Which third of the tests that take long `make test` runs: each commit another one, so that all come soon.
+PART = $(shell commit=$$(git rev-parse --short=7 HEAD 2>/dev/null || echo 0); echo $$(( 0x$$commit % 3 + 1 ))/3)
 UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(ARGS)
@@ -24,10 +26,10 @@ demo: setup  ## index the Python standard library of this machine, then search i
 	@.venv/bin/ferryman demo $(ARGS)
 
 test-fast: setup  ## run the tests without Spark and without servers, a sample of those that take long
-	$(PYTEST) --numprocesses 3 -m "not slow and not spark and not server" --sample 60 $(ARGS)
+	$(PYTEST) --numprocesses 3 -m "not slow and not spark and not server" --sample 1/60 $(ARGS)
 
-test: setup  ## run the tests, except the slow ones
-	$(PYTEST) -m "not slow" $(ARGS)
+test: setup  ## run the tests, of those that take long a third, in turns by commit (PART=1/1: all), but no slow ones
+	$(PYTEST) -m "not slow" --sample $(PART) --each-rule $(ARGS)
 
 versions: setup  ## run the fast tests with another Python and other packages: ARGS="3.14 highest" or ARGS="3.12 lowest-direct"
 	@scripts/try-versions $(ARGS)

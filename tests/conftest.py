@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import gc
 import os
@@ -18,6 +19,7 @@ import pytest
 from tests.servers.registry import Running
 from tests.servers.server import Server
 from tests.support import forked_servers, schedule
+from tests.support.tiers import covering, missing
 
 # Spark starts in half the time: what the second compiler makes faster, no test does long enough.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -101,32 +103,46 @@ LONG = (
     *("docs/test_blocks.py", "storage/test_object_stores.py", "test_refusing_disks.py"),
     "test_expressions.py",
     *("intake/test_sessions.py", "intake/test_one_list.py", "intake/test_races.py"),
+    *("remembered", "proof", "dashboard", "test_adoption.py", "test_verification.py"),
 )
-"""Tests of whole runs, and others that take long, by folder or file."""
+"""Tests of whole runs, and others that take long, by folder or file; so do those that need Spark or a server."""
+
+KILLS = (
+    *("crash/test_matrix.py", "crash/test_branching.py", "crash/test_keyed.py"),
+    *("crash/test_queue_matrix.py", "crash/test_once_matrix.py", "remembered/test_kills.py", "queues/test_crash.py"),
+)
+"""Files that kill at each crash point: with ``--each-rule`` nothing is left out of them."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what talks to a server; with ``--sample N`` leave out all but every Nth test of ``LONG``; sort the rest."""
+    """Mark what talks to a server; with ``--sample K/N`` leave out all but a part of what takes long; sort the rest."""
     for item in items:
         if "server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
-    every = config.getoption("--sample")
-    if every > 1:
-        left_out = [i for i in items if _is_long(i) and zlib.crc32(i.nodeid.encode()) % every]
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(map(id, left_out))
-        items[:] = [i for i in items if id(i) not in gone]
+    part, parts = config.getoption("--sample")
+    if parts > 1:
+        long = [i for i in items if _is_long(i)]
+        chosen = {i for i in long if zlib.crc32(i.nodeid.encode()) % parts == part - 1}
+        if config.getoption("--each-rule"):
+            chosen |= {i for i in long if _is_in(i, KILLS)}
+            chosen |= missing(items, {*items} - {*long} | chosen)
+        left_out = {*long} - chosen
+        config.hook.pytest_deselected(items=[i for i in long if i in left_out])
+        items[:] = [i for i in items if i not in left_out]
     schedule.in_turn(items)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make no tests of the thousands of slow cases that would be deselected."""
+    """Make no tests of the thousands of slow cases that would be deselected; nor, of whole runs, of all cases where
+    parametrizations multiply each other."""
     expression = metafunc.config.option.markexpr
     if expression.startswith("not slow") and " or " not in expression:
         calls = metafunc._calls
         left = [call for call in calls if all(mark.name != "slow" for mark in call.marks)]
         calls[:] = left or calls[:1]  # without a call it would be a test without parameters
+        if _is_long(metafunc.definition) and not metafunc.definition.get_closest_marker("every_case"):
+            calls[:] = [calls[n] for n in covering([call.indices for call in calls])]
 
 
 def pytest_collection_finish() -> None:
@@ -153,11 +169,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def _is_long(item: pytest.Item) -> bool:
-    return item.path.relative_to(Path(__file__).parent).as_posix().startswith(LONG)
+    needs_more = item.get_closest_marker("spark") or item.get_closest_marker("server")
+    return needs_more is not None or _is_in(item, LONG)
+
+
+def _is_in(item: pytest.Item, places: tuple[str, ...]) -> bool:
+    return item.path.relative_to(Path(__file__).parent).as_posix().startswith(places)
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not 1 <= int(part) <= int(parts):
+        raise argparse.ArgumentTypeError("the part K of N parts is written K/N")
+    return int(part), int(parts)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sample", type=int, default=1, metavar="N", help="run one in N of the tests that take long")
+    parser.addoption(
+        "--sample", type=_part, default="1/1", metavar="K/N", help="of the tests that take long run part K of N"
+    )
+    parser.addoption(
+        "--each-rule", action="store_true", help="with --sample also a test of each rule, each server and crash point"
+    )
     parser.addoption(
         "--run-quorum", action="store_true", help="also test three ZooKeeper servers that lose their leader"
     )

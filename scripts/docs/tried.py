@@ -1,7 +1,7 @@
 """Generate the table of docs/reference/guarantees.md that counts injected faults: kills, stops, power cuts and others.
 
 Rows are data, docs/reference/tried.toml: what is done, to what, and the test files that do it. The numbers of cases
-come from pytest, which collects those files: they are what `make test` and `make prove` run.
+come from pytest, which collects those files: they are what the three parts of `make test`, and `make prove`, run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ def rows() -> list[Row]:
 
 
 def table() -> str:
-    """Return the table: what is done, where, how many cases `make test` and `make prove` run, and by which tests.
+    """Return the table: what is done, where, by which tests, and how many cases all parts of `make test`, and
+    `make prove`, run.
 
     Raises:
         ValueError: a row names a test that pytest does not find.
     """
     wanted = rows()
     all_cases, quick_cases = _cases(tuple(test for row in wanted for test in row.tests))
-    lines = ["| what is done | where | `make test` | `make prove` | tests |", "|---|---|---|---|---|"]
+    lines = ["| what is done | where | `make test`, all parts | `make prove` | tests |", "|---|---|---|---|---|"]
     for row in wanted:
         if missing := [test for test in row.tests if not _count(all_cases, test)]:
             raise ValueError(f"{ROWS}: pytest finds no test {', '.join(missing)}: correct the row {row.what!r}")

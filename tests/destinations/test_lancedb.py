@@ -22,8 +22,9 @@ from ferryman.destinations.vectors import Declaration, VectorDestination, Vector
 from ferryman.errors import Misconfigured, PlanError, Unavailable
 from ferryman.testing.destinations import DestinationSuite, delete
 from ferryman.testing.vectors import VectorSuite, vector_delivery
+from tests.servers.registry import require_package
 
-lancedb = pytest.importorskip("lancedb")
+lancedb = require_package("lancedb")
 
 
 def hashes(folder: Path, table: str = "documents") -> list[str]:

@@ -16,9 +16,10 @@ from ferryman.testing.destinations import delete, delivery
 from ferryman.testing.proxy import ProxyFault
 from ferryman.testing.servers import ServerSuite
 from ferryman.testing.vectors import VectorSuite
+from tests.servers.registry import require_package
 from tests.servers.server import Server
 
-pymilvus = pytest.importorskip("pymilvus")
+pymilvus = require_package("pymilvus")
 pytestmark = pytest.mark.server
 
 

@@ -20,10 +20,11 @@ from ferryman.testing.destinations import delete, delivery
 from ferryman.testing.servers import ServerSuite
 from ferryman.testing.vectors import VectorSuite, vector_delivery
 from tests.servers.qdrant import ProtectedQdrant
+from tests.servers.registry import require_package
 from tests.servers.server import Server
 from tests.support.receiver import Receiver, Reply, Request
 
-client = pytest.importorskip("qdrant_client")
+client = require_package("qdrant_client")
 pytestmark = pytest.mark.server
 
 

@@ -39,6 +39,8 @@ from tests.destinations.conftest import TlsServer
 from tests.support.receiver import Receiver, Reply, Request, closed_port
 
 Build = Callable[..., Destination]
+pytestmark = pytest.mark.every_case
+
 OPEN_SEARCH = {"url": "http://localhost:9200", "index": "plays"}
 SOLR = {"url": "http://user:hush@localhost/solr/plays"}
 WEBHOOK = {"url": "http://user:hush@127.0.0.1/hook"}

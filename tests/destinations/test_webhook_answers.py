@@ -20,6 +20,8 @@ from tests.support.receiver import Receiver, Reply, Request, closed_port
 
 __all__ = ["receiver"]
 
+pytestmark = pytest.mark.every_case
+
 
 # --- what the answers mean --------------------------------------------------------------------------------------------
 

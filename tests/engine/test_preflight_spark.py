@@ -65,17 +65,15 @@ def ferryman(master: str, place: Path, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow  # test_preflight has the answers of such workers
 @pytest.mark.usefixtures("may_mount")
 @pytest.mark.parametrize(
     ("folder", "what", "why"),
-    sampled(
-        [
-            ("notes", "source files", "it is empty: is the share mounted?"),
-            ("out", "destination out", "it is another folder: is the share mounted?"),
-            (".ferryman", "the state", "there is no such folder"),
-        ],
-        3,
-    ),
+    [
+        ("notes", "source files", "it is empty: is the share mounted?"),
+        ("out", "destination out", "it is another folder: is the share mounted?"),
+        (".ferryman", "the state", "there is no such folder"),
+    ],
 )
 def test_a_worker_that_sees_another_folder_is_found_before_anything_is_read(
     master: SparkMaster, delivered: Path, folder: str, what: str, why: str

@@ -70,6 +70,7 @@ CONF = (
 )
 
 
+@pytest.mark.slow  # test_twins plays the twins each time
 @pytest.mark.rule("once.twin")
 def test_a_healthy_cluster_that_speculates_leaves_nothing_in_doubt(tmp_path: Path) -> None:
     """The twin of the slow task runs, and waits for it; each message is seen once, and each is delivered."""

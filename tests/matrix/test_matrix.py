@@ -24,6 +24,7 @@ from tests.support.zygote import Zygote
 
 ALL = cases.accepted("process")
 FEW = cases.pairs(ALL)
+CHOSEN = frozenset(FEW)
 OF_PLANS = {**POINTS, **KEYED, **RESET, **ONCE, **REMEMBERED, **WRITTEN}
 EXECUTORS = {point for point, who in OF_PLANS.items() if who == EXECUTOR}
 FIRST = ("create.state", "epoch.synced", "scan.listed", "transform.done", "commit.ready", "wave.logged", "wave.synced")
@@ -54,7 +55,7 @@ def store() -> Iterator[FaultyS3]:
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=case.id) for case in FEW]
-    + [pytest.param(case, id=case.id, marks=pytest.mark.slow) for case in ALL if case not in set(FEW)],
+    + [pytest.param(case, id=case.id, marks=pytest.mark.slow) for case in ALL if case not in CHOSEN],
 )
 def test_together(zygote: Zygote, folder: Path, store: FaultyS3, case: Case) -> None:
     """Nothing is lost and nothing comes twice, whatever a plan is made of and wherever it is killed."""

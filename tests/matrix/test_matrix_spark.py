@@ -36,6 +36,14 @@ def groups(runner: str) -> list[list[Case]]:
     return [found[at : at + TOGETHER] for at in range(0, len(found), TOGETHER)]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Number the groups of a slow test; where it is left out they are not made, which takes a second."""
+    if "number" in metafunc.fixturenames:
+        left_out = metafunc.config.option.markexpr.startswith("not slow")
+        runner = {"test_on_one_machine": "spark", "test_on_two_executors": "cluster"}[metafunc.function.__name__]
+        metafunc.parametrize("number", range(1 if left_out else len(groups(runner))))
+
+
 @pytest.fixture
 def store() -> Iterator[FaultyS3]:
     with FaultyS3() as server:
@@ -56,14 +64,12 @@ def test_a_few(place: Path, store: FaultyS3) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(groups("spark"))))
 def test_on_one_machine(place: Path, store: FaultyS3, number: int) -> None:
     """So it is for any two values that can meet."""
     run(groups("spark")[number], place, store, "local[2,4]")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(groups("cluster"))))
 def test_on_two_executors(place: Path, store: FaultyS3, number: int) -> None:
     """And so it is where two workers share the tasks."""
     with SparkMaster() as master, ExitStack() as stack:

@@ -19,11 +19,10 @@ import pytest
 from ferryman.errors import UsageError
 from ferryman.retrieval import assistant
 from ferryman.testing.vectors import MemoryVectors, vector_delivery
+from tests.servers.registry import require_package
 from tests.support.plan_world import run_plan
 
-pytest.importorskip("mcp")
-
-from mcp import Client, StdioServerParameters
+mcp = require_package("mcp")
 
 PLAN = """
 from ferryman import Plan
@@ -66,7 +65,7 @@ def ask(server: Any, *calls: tuple[str, dict[str, Any]], **options: Any) -> list
     """The answers to calls of tools; an error as its text."""
 
     async def talk() -> list[Any]:
-        async with Client(server, **options) as client:
+        async with mcp.Client(server, **options) as client:
             answers: list[Any] = []
             for name, arguments in calls:
                 answer = await client.call_tool(name, arguments)
@@ -90,7 +89,7 @@ def test_all_tools_only_read(server: Any) -> None:
     """And say so; each has a description, and the server says what they are for."""
 
     async def tools() -> Any:
-        async with Client(server) as client:
+        async with mcp.Client(server) as client:
             return (await client.list_tools()).tools
 
     listed = asyncio.run(tools())
@@ -265,7 +264,7 @@ def test_over_stdio_as_an_assistants_program_starts_it(plan: Path) -> None:
         f"print('hello')\n{PLAN}".replace("    text = doc.text()", "    print('reading')\n    text = doc.text()")
     )
     before = files_below(plan.parent)
-    server = StdioServerParameters(
+    server = mcp.StdioServerParameters(
         command=sys.executable, args=["-m", "ferryman.cli", "mcp", str(noisy)], env={**os.environ}, cwd=str(plan.parent)
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -77,12 +78,25 @@ def require(why: str) -> NoReturn:
     pytest.skip(why, allow_module_level=True)
 
 
+class _Package:
+    """A package that is loaded when the first of its names is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
 def require_package(name: str) -> Any:
-    """Return a package that a test, or all tests of a module, need; see ``require``."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
+    """Return a package that a test, or all tests of a module, need; see ``require``.
+
+    Collecting tests does not load it: each process of pytest-xdist collects all of them, and clients such as LanceDB's
+    take seconds.
+    """
+    if importlib.util.find_spec(name) is None:
         require(f"{name} is not installed")
+    return _Package(name)
 
 
 def require_command(name: str) -> None:

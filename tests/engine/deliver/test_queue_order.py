@@ -189,7 +189,7 @@ def holds(told: History) -> None:
 
 
 @pytest.mark.rule("queue.order")
-@examples(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(histories)
 def test_order_is_kept_whatever_fails(told: History) -> None:
     """Outputs, errors, positions and exit are exactly what the messages' fates say."""

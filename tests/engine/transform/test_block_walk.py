@@ -78,7 +78,7 @@ def first_runs(draw: st.DrawFn) -> tuple[Shape, dict[tuple[int, str], Content], 
     return shape, documents, draw(turns(shape))
 
 
-@examples(max_examples=8, deadline=None, suppress_health_check=HEALTH, print_blob=True, database=None)
+@examples(max_examples=3, deadline=None, suppress_health_check=HEALTH, print_blob=True, database=None)
 @given(first=first_runs())
 def test_a_wave_commits_the_same(first: tuple[Shape, dict[tuple[int, str], Content], Turn]) -> None:
     """Rows of the outbox with their sequences, of ``documents`` and of the ledger, for plans and faults by chance."""
@@ -119,7 +119,7 @@ def second_runs(draw: st.DrawFn) -> tuple[Shape, dict[tuple[int, str], Content],
     return shape, documents, changed, turn
 
 
-@examples(max_examples=8, deadline=None, suppress_health_check=HEALTH, print_blob=True, database=None)
+@examples(max_examples=3, deadline=None, suppress_health_check=HEALTH, print_blob=True, database=None)
 @given(second=second_runs())
 def test_a_wave_of_changed_documents_commits_the_same(second: tuple[Any, Any, Any, Turn]) -> None:
     """Those that take other branches than before, and are deleted where they were, too."""

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiers import sampled
-
 PLAN = """
 import os, signal
 from ferryman import Document, Effect, Plan
@@ -68,7 +66,8 @@ def ferryman(*args: Any) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("master", "stuck"), sampled([("local[2,4]", False), ("local[2]", True)], 2))
+@pytest.mark.slow  # test_killers has each of them each time, without Spark
+@pytest.mark.parametrize(("master", "stuck"), [("local[2,4]", False), ("local[2]", True)])
 def test_killers_are_named_and_all_else_is_delivered(place: Path, master: str, stuck: bool) -> None:
     """Steps that crash, leave, hang in C; a worker killed from outside; a row that kills its sender."""
     file = place / "plan.py"

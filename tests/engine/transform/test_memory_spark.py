@@ -60,6 +60,7 @@ def ferryman(*args: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow  # test_memory does so each time, without Spark
 @pytest.mark.rule("kill.memory")
 def test_a_document_that_no_worker_can_hold_is_named_and_alone(place: Path) -> None:
     """The limit lets a worker do all else, and hold that document once: but not several times, as it must. With far too
