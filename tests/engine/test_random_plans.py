@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, note
+from hypothesis import HealthCheck, example, given, note
 from hypothesis import settings as examples
 
 from ferryman import account
 from tests.support.invariants import rows
-from tests.support.oracle import Arrival, Oracle, Outside, content
+from tests.support.oracle import Arrival, Oracle, Outside, Shape, Spot, content
 from tests.support.plan_world import MEMORY
 from tests.support.recorder import Recorder
-from tests.support.stories import IDS, Story, origin, stories
+from tests.support.stories import IDS, Content, Fault, Story, Turn, origin, stories
 from tests.support.world import World
 
 
@@ -169,11 +169,32 @@ def tried(story: Story) -> None:
         carry(story, folder)
 
 
+ONE = Content("x", 0, "p", "one")
+BREAKS = Story(
+    Shape(
+        [
+            Spot("s0", "source", ""),
+            Spot("s1", "step", "split", ("s0",), flag=True),
+            Spot("r2", "router", "duplicate", ("s1",)),
+            Spot("e3", "end", "at least", ("r2",)),
+            Spot("e4", "end", "at most", ("r2",)),
+        ]
+    ),
+    [
+        Turn({(0, "a"): ONE, (0, "b"): ONE}, [Fault("e3", "a", "", 9, "breaks")], set(), None, None),
+        Turn({(0, "a"): ONE._replace(text="two")}, [Fault("e4", "a", "p", 1, "breaks")], set(), None, ("deliver", 0)),
+        Turn({(0, "b"): ONE._replace(parts="")}, [Fault("e4", "b", "p", 1, "breaks")], set(), "resolve", None),
+    ],
+)
+"""Chunks break connections under two guarantees, in each turn."""
+
+
 HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
 @examples(max_examples=4, deadline=None, suppress_health_check=HEALTH, print_blob=True, database=None)
 @given(story=stories())
+@example(story=BREAKS)
 def test_a_random_plan_comes_to_what_the_oracle_says(story: Story) -> None:
     """Some stories, others each time."""
     tried(story)
