@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def running(folder: Path, plan: str, *options: str) -> Iterator[tuple[str, subpr
         ],
         env={**os.environ, mark: "1"},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=(folder / "stderr").open("wb"),
     )
     try:
         yield mark, run
@@ -91,24 +92,33 @@ def running(folder: Path, plan: str, *options: str) -> Iterator[tuple[str, subpr
         run.wait()
 
 
+def check_last_words(folder: Path) -> None:
+    """Check that the message of the interrupted run is the last line, and that nothing of Spark's stands before it."""
+    *before, last = (folder / "stderr").read_text().splitlines()
+    assert last.startswith("interrupted: nothing is lost"), last
+    assert [line for line in before if re.search(r"Java|java\.|\bat org\.|WARN|ERROR|Traceback|Exception", line)] == []
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], 2))
 def test_no_process_is_left(tmp_path: Path, number: signal.Signals) -> None:
-    """The signal comes as soon as the JVM has been started."""
+    """The signal comes as soon as the JVM has been started. The run has the last word."""
     with running(tmp_path, PLAN, "--master", "local[2]") as (mark, run):
         wait_until(lambda: any(map(is_jvm, processes(mark))), "Spark was not started")
         run.send_signal(number)
         assert run.wait(timeout=600) == 130
         wait_until(lambda: not processes(mark), "a process is left")
+    check_last_words(tmp_path)
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize(("times", "master"), [(1, "local[*]"), *sampled([(2, "local[2]"), (1, "local[2]")], 2)])
 def test_no_process_is_left_of_a_step_that_hangs(tmp_path: Path, times: int, master: str) -> None:
-    """Workers too, and the helper processes in their place; twice is at once."""
+    """Workers too, and the helper processes in their place; twice is at once. Spark says nothing of its end."""
     with running(tmp_path, STUCK.replace("FOLDER", repr(str(tmp_path))), "--master", master) as (mark, run):
         wait_until((tmp_path / "reached").exists, "the step was not reached")
         for _ in range(times):
             run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=600) == 130
         wait_until(lambda: not processes(mark), "a process is left")
+    check_last_words(tmp_path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 import ferryman
 from ferryman import Plan
@@ -16,6 +18,8 @@ from ferryman.engine.runner.base import RunnerLost
 from ferryman.engine.runner.spark import SparkRunner
 from ferryman.errors import UsageError
 from ferryman.sources import Memory
+from ferryman.testing.inprocess import InProcess
+from tests.support.plan_world import PlanWorld
 
 
 def session(master: str = "yarn", cores: int = 2, **settings: str) -> Any:
@@ -52,6 +56,49 @@ def test_an_application_that_yarn_has_ended(master: str, told: bool) -> None:
     assert said.startswith("The Spark session was stopped in the middle of the run, by this program or from outside.")
     assert ("`yarn logs -applicationId application_17_0003`" in said) is told
     assert said.endswith("Nothing is lost: run again.")
+
+
+class JvmEnded(InProcess):
+    """Stands for Spark whose JVM is killed while a task runs: nobody answers at its port any more."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+
+        def refuse() -> None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+        self._error = error
+        spark = session()
+        spark.sparkContext._jsc.sc = refuse
+        self._spark = SparkRunner(spark)
+
+    def run(self, *_: Any) -> list[Any]:
+        with self._spark._convert_errors():
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        Py4JNetworkError("Answer from Java side is empty"),
+    ],
+    ids=["refused", "reset", "empty"],
+)
+def test_a_jvm_that_is_killed_in_the_middle_of_a_run(trial: PlanWorld, error: Exception) -> None:
+    """The words are of Spark, not of the state's folder; the next run delivers."""
+    trial.build()
+    trial.put("a", "b")
+    with pytest.raises(RunnerLost) as lost:
+        trial.run(runner=JvmEnded(error))
+
+    assert str(lost.value) == (
+        "Spark's JVM ended in the middle of the run: it was killed from outside, ran out of memory, or crashed. "
+        "Nothing is lost: run again."
+    )
+    trial.run()
+    assert sorted(trial.out().arrived()) == ["a", "b"]
 
 
 CLUSTER = {"spark.submit.deployMode": "cluster"}

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import pickle
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -77,9 +78,11 @@ def describe_spark_error(error: BaseException) -> str:
         return f"an executor cannot run the Python {match['python']} ({match['why']}). {_PYTHON_REMEDY}"
     if (match := _SPOILED_PYTHON.search(text)) is not None:
         python = match["python"] or "of an executor"
+        remedy = "" if python == sys.executable else f" {_PYTHON_REMEDY}"  # on one machine it is always this one
         return (
             f"the Python {python} prints something when it starts, where Spark expects its own answer. Look for a "
-            f"sitecustomize.py or a .pth file that prints, or for a script that starts Python. {_PYTHON_REMEDY}"
+            "sitecustomize.py or a .pth file that prints, or for a script that starts Python, and let it print to "
+            f"standard error.{remedy}"
         )
     if _YARN_ENDED.search(text) is not None:
         return describe_yarn_end(match[0] if (match := _YARN_ID.search(text)) is not None else "")
