@@ -38,7 +38,6 @@ from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotUnusable
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
 from ferryman.plan.nodes import remembering_steps
-from ferryman.records.families import in_family, in_family_sql
 from ferryman.records.rows import (
     COUNTING_COLUMNS,
     DOCUMENTS,
@@ -345,12 +344,12 @@ def deliveries(
     if limit is None:
         return list(iter_deliveries(root, plan=plan, **options))
     wanted = Filter.from_options(options)
+    return _query(root, plan, lambda view: _newest_deliveries(view, wanted, limit), wanted.selection())
 
-    def newest(view: View) -> list[dict[str, Any]]:
-        uncounted = [*itertools.islice(_uncounted(view, wanted), limit)]
-        return [*uncounted, *view.deliveries(wanted, limit=limit)][:limit]
 
-    return _query(root, plan, newest, wanted.selection())
+def _newest_deliveries(view: View, wanted: Filter, limit: int) -> list[dict[str, Any]]:
+    uncounted = [*itertools.islice(_uncounted(view, wanted), limit)]
+    return [*uncounted, *view.deliveries(wanted, limit=limit)][:limit]
 
 
 def iter_deliveries(
@@ -433,6 +432,10 @@ def reasons(
     if among:
         wanted = wanted._replace(statuses=frozenset[str]().union(*(named_statuses(each)[0] for each in among)))
     wanted = wanted._replace(statuses=wanted.statuses or NOT_ARRIVED)
+    return _query(root, plan, lambda view: _reasons(view, wanted, limit), wanted.selection(COUNTING_COLUMNS))
+
+
+def _reasons(view: View, wanted: Filter, limit: int | None) -> list[dict[str, Any]]:
     return [
         {
             "status": display_status(each["status"], each["operation"]),
@@ -440,8 +443,20 @@ def reasons(
             "reason": each["reason"],
             "example": each["example"],
         }
-        for each in _query(root, plan, lambda view: view.reasons(wanted, limit), wanted.selection(COUNTING_COLUMNS))
+        for each in view.reasons(wanted, limit)
     ]
+
+
+def deliveries_with_reasons(
+    root: StatePath, reasons_limit: int, *, limit: int, plan: Plan | None = None, **options: Unpack[FilterOptions]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the results of ``deliveries`` and of ``reasons``, of one look at the state."""
+    wanted = Filter.from_options(options)
+
+    def query(view: View) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        return _newest_deliveries(view, wanted, limit), _reasons(view, wanted, reasons_limit)
+
+    return _query(root, plan, query, wanted.selection())
 
 
 def not_read(
@@ -650,69 +665,6 @@ def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
 
 _WITH_REASONS: Final = {"step", "router", "join", "alts", "keyed"}
 """Kinds of nodes that reasons may name as a step or router."""
-
-
-def history(
-    root: StatePath, document: str, plan: Plan | None = None, *, limit: int | None = None, page: int = 1
-) -> list[dict[str, Any]]:
-    """Return the events of a document and of what was made from it, oldest first, with the ledger's columns.
-
-    If the document is a file whose rows are documents: the events of its rows.
-
-    Args:
-        limit: number of events of a page; None: return all events.
-        page: 1: the newest events; 2: those before them; and so on.
-    """
-    wanted = history_selection(document)._replace(documents=None)
-    return _query(root, plan, lambda view: history_rows(view, document, limit, page), wanted)
-
-
-def history_selection(document: str) -> Selection:
-    """Return the part of a state that ``history_rows`` needs; with the rows of the family in ``documents``."""
-    named = (pc.field("document") == document) | in_family(document)
-    return Selection(named, ("document", "origin"), documents=in_family(document, "document"))
-
-
-def history_rows(view: View, document: str, limit: int | None, page: int = 1) -> list[dict[str, Any]]:
-    """Return the result of ``history``."""
-    columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family_sql(document)
-    of_page = "" if limit is None else f"LIMIT {int(limit)} OFFSET {(int(page) - 1) * int(limit)}"
-    query = f"""
-        SELECT {columns} FROM (
-            SELECT {columns}, ordinal FROM ledger WHERE document = $document OR {rows_too}
-            UNION ALL SELECT {columns}, 3 AS ordinal FROM unsent WHERE document = $document OR {rows_too}
-        ) ORDER BY wave DESC, ordinal DESC, created DESC, document DESC, destination DESC, route DESC {of_page}
-    """
-    return view.rows(query, {"document": document})[::-1]
-
-
-def nearest_documents(root: StatePath, document: str, plan: Plan | None = None, *, limit: int = 3) -> list[str]:
-    """Return the known ids that are most like this one: ids that contain it, or that it contains, first."""
-    query = f"""
-        SELECT id FROM (
-            SELECT document AS id FROM ledger UNION SELECT document FROM unsent UNION SELECT document FROM documents
-        ) WHERE id <> '' AND id IS NOT NULL AND (
-            jaro_winkler_similarity(lower(id), lower($document)) >= {_SIMILAR} OR contains(lower(id), lower($document))
-            OR contains(lower($document), lower(id))
-        ) ORDER BY contains(lower(id), lower($document)) DESC,
-            jaro_winkler_similarity(lower(id), lower($document)) DESC, id LIMIT {int(limit)}
-    """
-    return [row["id"] for row in _query(root, plan, lambda view: view.rows(query, {"document": document}))]
-
-
-_SIMILAR: Final = 0.8
-"""Least similarity (1: equal) of an id that is suggested for one that is not known."""
-
-
-def joined_documents(root: StatePath, join: str, entry: str, plan: Plan | None = None) -> list[str]:
-    """Return the documents that a join has made of this entry of one of its inputs."""
-    query = """
-        SELECT DISTINCT origin FROM (
-            SELECT origin FROM ledger WHERE source = $join UNION ALL SELECT origin FROM unsent WHERE source = $join
-        ) WHERE list_contains(string_split(origin, '&'), $entry) ORDER BY origin
-    """
-    rows = _query(root, plan, lambda view: view.rows(query, {"join": join, "entry": entry}))
-    return [row["origin"] for row in rows]
 
 
 class StateTables(NamedTuple):

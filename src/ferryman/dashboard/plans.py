@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ferryman import account
 from ferryman.account import families
-from ferryman.account.queries import last_entries, running
+from ferryman.account.queries import deliveries_with_reasons, last_entries, running
 from ferryman.counted_picture import svg_with_counts
 from ferryman.dashboard.answers import KnownAnswer, StillCounting
 from ferryman.dashboard.cells import rate
@@ -396,23 +396,30 @@ def failures(page: WebPage) -> Response:
     filters = filters_of(page, page.request.query_params)
     plan = place.plan()
     number = page.number("page")
-    groups = []
-    if "reason" not in filters and filters.get("status") not in ("held", "stopped", "delivered", "deleted"):
-        question = ("reasons", *sorted(filters.items()))
-        found = ask(
-            page, place, question, lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS, **filters)
-        )
-        groups = list(found)
-        if "status" not in filters:
-            groups.sort(key=lambda group: group["status"] not in RED)
+    last = number * PAGE_ROWS
+    has_groups = "reason" not in filters and filters.get("status") not in ("held", "stopped", "delivered", "deleted")
+    groups: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    if filters:
-        last = number * PAGE_ROWS
-        question = ("deliveries", str(last), *sorted(filters.items()))
-        found = ask(
-            page, place, question, lambda plan: account.deliveries(place.root, plan=plan, limit=last + 1, **filters)
+    question = (str(last), *sorted(filters.items()))
+    if filters and has_groups:
+        rows, groups = ask(
+            page,
+            place,
+            ("deliveries and reasons", *question),
+            lambda plan: deliveries_with_reasons(place.root, _REASONS, plan=plan, limit=last + 1, **filters),
         )
-        rows = found[last - PAGE_ROWS :]
+    elif filters:
+        rows = ask(
+            page,
+            place,
+            ("deliveries", *question),
+            lambda plan: account.deliveries(place.root, plan=plan, limit=last + 1, **filters),
+        )
+    else:
+        groups = ask(page, place, ("reasons",), lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS))
+    if "status" not in filters:
+        groups = sorted(groups, key=lambda group: group["status"] not in RED)
+    rows = rows[last - PAGE_ROWS :]
     options = [f for name in FILTERS if name in filters for f in (f"--{name}", filters[name])]
     return page.render(
         "failures.html",
