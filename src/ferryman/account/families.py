@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 
 from ferryman import limits
 from ferryman.account.queries import explain_query_errors, open_view, retry_read
-from ferryman.account.relations import Filter, Selection, View
+from ferryman.account.relations import Filter, Selection, View, Wanted
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.records.families import SEPARATOR, in_family, in_family_sql
@@ -79,7 +80,7 @@ def family_statuses(root: StatePath, family: str, plan: Plan | None = None) -> l
         UsageError: there is no state yet.
         StateDamaged: a file is damaged; it is named.
     """
-    return _query(root, plan, lambda view: _of_family(view, family), Filter(family=family).selection())
+    return _query(root, plan, lambda view: _of_family(view, family), Filter(family=family).selection)
 
 
 def history(
@@ -93,14 +94,18 @@ def history(
         limit: number of events of a page; None: return all events.
         page: 1: the newest events; 2: those before them; and so on.
     """
-    wanted = _history_selection(document)._replace(documents=None)
+    wanted = partial(_history_selection, document, families=False)
     return _query(root, plan, lambda view: _history_rows(view, document, limit, page), wanted)
 
 
-def _history_selection(document: str) -> Selection:
-    """Return the part of a state that ``_history_rows`` needs; with the rows of the family in ``documents``."""
+def _history_selection(document: str, *, families: bool = True) -> Selection:
+    """Return the part of a state that ``_history_rows`` needs.
+
+    Args:
+        families: with the rows of its family in ``documents``.
+    """
     named = (pc.field("document") == document) | in_family(document)
-    return Selection(named, ("document", "origin"), documents=in_family(document, "document"))
+    return Selection(named, ("document", "origin"), documents=in_family(document, "document") if families else None)
 
 
 def _history_rows(view: View, document: str, limit: int | None, page: int = 1) -> list[dict[str, Any]]:
@@ -156,7 +161,7 @@ def history_with_statuses(
     def query(view: View) -> tuple[list[dict[str, Any]], list[FamilyStatus]]:
         return _history_rows(view, document, limit), _of_family(view, document)
 
-    events, statuses = _query(root, plan, query, _history_selection(document))
+    events, statuses = _query(root, plan, query, partial(_history_selection, document))
     if events and events[-1]["document"] == document != events[-1]["origin"]:
         statuses = family_statuses(root, events[-1]["origin"], plan)
     return events, statuses
@@ -210,7 +215,7 @@ def incomplete_families(
     return _query(root, plan, query)
 
 
-def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Selection | None = None) -> _T:
+def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Wanted | None = None) -> _T:
     def read() -> _T:
         with open_view(root, plan, wanted=wanted) as view:
             return query(view)

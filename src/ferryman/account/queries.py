@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
@@ -27,12 +28,12 @@ from ferryman.account.relations import (
     COUNTS,
     EVERYTHING,
     NOT_ARRIVED,
-    SCAN,
     UNSUCCESSFUL,
     Filter,
     FilterOptions,
     Selection,
     View,
+    Wanted,
 )
 from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotUnusable
 from ferryman.errors import EngineError, StateDamaged, UsageError
@@ -245,30 +246,38 @@ def first_event_of_pending(root: StatePath, plan: Plan, wave: int | None) -> flo
 
 def wave_times(root: StatePath, limit: int = 20, plan: Plan | None = None) -> dict[int, tuple[Any, Any]]:
     """Return wave -> the times of its first and its last event, for the last waves that have any."""
-    return _query(root, plan, lambda view: view.wave_times(limit), SCAN)
+    return _query(root, plan, lambda view: view.wave_times(limit), _scan)
 
 
 def wave_events(root: StatePath, wave: int, plan: Plan | None = None, *, limit: int = 200) -> list[dict[str, Any]]:
     """Return the events of a wave, with the ledger's columns: first those of what has not arrived."""
-    query = f"""
+    events = f"""
         SELECT {", ".join(LEDGER_COLUMNS)} FROM ledger WHERE wave = {int(wave)}
         ORDER BY status IN {_NOT_NOTABLE}, ordinal, document, destination LIMIT {int(limit)}
     """
-    of_wave = pc.field("wave") == int(wave)
-    notable = of_wave & ~pc.field("status").isin(_NOT_NOTABLE)
-    found, is_whole = _query(
-        root,
-        plan,
-        lambda view: (view.rows(query), view.is_whole),
-        Selection(notable, ("wave", "status"), waits=False),
-    )
-    if is_whole or len(found) == limit:
-        return found
-    return _query(root, plan, lambda view: view.rows(query), Selection(of_wave, ("wave",), waits=False))
+
+    def of_wave(*, all_events: bool) -> Selection:
+        condition = pc.field("wave") == int(wave)
+        if not all_events:
+            condition &= ~pc.field("status").isin(_NOT_NOTABLE)
+        return Selection(condition, ("wave", "status"), waits=False)
+
+    def query(view: View) -> tuple[list[dict[str, Any]], bool]:
+        return view.rows(events), view.is_whole
+
+    found, is_whole = _query(root, plan, query, partial(of_wave, all_events=False))
+    if not is_whole and len(found) < limit:
+        found, _ = _query(root, plan, query, partial(of_wave, all_events=True))
+    return found
 
 
 _NOT_NOTABLE: Final = (Status.INDEXED.value, Status.PROCESSING.value, Status.DROPPED.value)
 """Stored statuses of the events that the list of a wave ends with."""
+
+
+def _scan() -> Selection:
+    """Return everything, of which a query reads few columns, or few rows that a plain condition on a column tells."""
+    return Selection(None, ())
 
 
 def outcomes(
@@ -281,7 +290,7 @@ def outcomes(
     Args:
         message: of the command's events, see ``state.commands.Command.message``.
     """
-    return _query(root, plan, lambda view: view.outcomes(message, limit), SCAN)
+    return _query(root, plan, lambda view: view.outcomes(message, limit), _scan)
 
 
 def cache_counts(state: State, *, replace: bool) -> None:
@@ -344,7 +353,7 @@ def deliveries(
     if limit is None:
         return list(iter_deliveries(root, plan=plan, **options))
     wanted = Filter.from_options(options)
-    return _query(root, plan, lambda view: _newest_deliveries(view, wanted, limit), wanted.selection())
+    return _query(root, plan, lambda view: _newest_deliveries(view, wanted, limit), wanted.selection)
 
 
 def _newest_deliveries(view: View, wanted: Filter, limit: int) -> list[dict[str, Any]]:
@@ -359,7 +368,7 @@ def iter_deliveries(
     wanted = Filter.from_options(options)
 
     def rows() -> Iterator[dict[str, Any]]:
-        with open_view(root, plan, wanted=wanted.selection()) as view:
+        with open_view(root, plan, wanted=wanted.selection) as view:
             left = limit
             for row in itertools.islice(_uncounted(view, wanted), limit):
                 left = None if left is None else left - 1
@@ -383,7 +392,7 @@ def count_deliveries(root: StatePath, *, plan: Plan | None = None, **options: Un
     def count(view: View) -> int:
         return view.count_deliveries(wanted) + sum(1 for _ in _uncounted(view, wanted))
 
-    return _query(root, plan, count, wanted.selection(COUNTING_COLUMNS))
+    return _query(root, plan, count, partial(wanted.selection, COUNTING_COLUMNS))
 
 
 def _uncounted(view: View, wanted: Filter) -> Iterator[dict[str, Any]]:
@@ -432,7 +441,7 @@ def reasons(
     if among:
         wanted = wanted._replace(statuses=frozenset[str]().union(*(named_statuses(each)[0] for each in among)))
     wanted = wanted._replace(statuses=wanted.statuses or NOT_ARRIVED)
-    return _query(root, plan, lambda view: _reasons(view, wanted, limit), wanted.selection(COUNTING_COLUMNS))
+    return _query(root, plan, lambda view: _reasons(view, wanted, limit), partial(wanted.selection, COUNTING_COLUMNS))
 
 
 def _reasons(view: View, wanted: Filter, limit: int | None) -> list[dict[str, Any]]:
@@ -456,7 +465,7 @@ def deliveries_with_reasons(
     def query(view: View) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         return _newest_deliveries(view, wanted, limit), _reasons(view, wanted, reasons_limit)
 
-    return _query(root, plan, query, wanted.selection())
+    return _query(root, plan, query, wanted.selection)
 
 
 def not_read(
@@ -656,7 +665,7 @@ def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     if not {node.kind for node in plan.nodes} & _WITH_REASONS:
         return found
-    for each in _query(root, plan, View.by_node, Filter(NOT_ARRIVED).selection(COUNTING_COLUMNS)):
+    for each in _query(root, plan, View.by_node, partial(Filter(NOT_ARRIVED).selection, COUNTING_COLUMNS)):
         counts = found.setdefault(each["node"], {})
         word = display_status(each["status"], each["operation"])
         counts[word] = counts.get(word, 0) + each["deliveries"]
@@ -683,13 +692,13 @@ def tables(root: StatePath, plan: Plan) -> StateTables:
 
 @contextlib.contextmanager
 def open_view(
-    root: StatePath, plan: Plan | None, snapshot: Snapshot | None = None, wanted: Selection | None = None
+    root: StatePath, plan: Plan | None, snapshot: Snapshot | None = None, wanted: Wanted | None = None
 ) -> Iterator[View]:
     """Open the state's tables for queries.
 
     Args:
         snapshot: for counts only, see ``View``.
-        wanted: what the queries need; None: everything.
+        wanted: makes what the queries need, if the state is large; None: everything.
 
     Raises:
         UsageError: there is no state yet.
@@ -790,7 +799,7 @@ def _load_cached(root: StatePath, plan: Plan | None, *, by_plan: bool = True) ->
     return retry_read(root, read)
 
 
-def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Selection | None = None) -> _T:
+def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Wanted | None = None) -> _T:
     def read() -> _T:
         with open_view(root, plan, wanted=wanted) as view:
             return query(view)

@@ -5,7 +5,7 @@ Counts of all deliveries are made by hash (``counts``); queries for some deliver
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypedDict
 
@@ -74,7 +74,7 @@ class View:
     Args:
         snapshot: if it is valid, ``ledger`` has newer events only, and ``count``, ``waves`` and ``ended`` begin with
             it; no other query may run.
-        wanted: what the queries need; None: everything.
+        wanted: makes what the queries need, if the state is large; None: everything.
 
     Attributes:
         snapshot: the one that is used; None: ``ledger`` has all events.
@@ -88,7 +88,7 @@ class View:
         state: State,
         folder: Path,
         snapshot: Snapshot | None = None,
-        wanted: Selection | None = None,
+        wanted: Wanted | None = None,
     ) -> None:
         self._db = db
         self._folder = folder
@@ -120,7 +120,8 @@ class View:
             self._ledger = self._register_newer(snapshot, staged["ledger"])
         else:
             is_large = sum(file.rows for file in state.ledger.files.values()) >= limits.SELECTED_FROM
-            self.is_whole = wanted is None or not is_large or not self._select(wanted)
+            selection = wanted() if wanted is not None and is_large else None
+            self.is_whole = selection is None or not self._select(selection)
             if self.is_whole:
                 register(db, "documents", self._documents, DOCUMENTS)
                 register(db, "ledger", self._ledger, LEDGER)
@@ -785,8 +786,8 @@ class Selection(NamedTuple):
     columns: Sequence[str] = LEDGER.names
 
 
-SCAN: Final = Selection(None, ())
-"""Everything, of which the query reads few columns, or few rows that a plain condition on a column tells."""
+Wanted = Callable[[], Selection | None]
+"""Makes a selection where one is needed, since conditions load pandas; None: everything is to be read."""
 
 
 class FilterOptions(TypedDict, total=False):
