@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import shlex
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -649,7 +650,7 @@ def remembered(page: WebPage) -> Response:
     folder = place.root.parent
     found = [keeper.totals() for keeper in stores(folder)]
     own = {node.name for node in place.plan().nodes if node.kind == "step"}
-    state = place.state or ("" if place.spec == "PLAN" else str(folder))
+    words = ["--state", place.state or str(folder)] if place.state or place.spec != "PLAN" else []
     return page.render(
         "remembered.html",
         title=f"Remembered by {place.key}",
@@ -658,7 +659,7 @@ def remembered(page: WebPage) -> Response:
         is_keyed=bool(keyed_nodes(place.plan().nodes)),
         stores=[(each, each.name in own) for each in found],
         dollars=dollars,
-        command=f"ferryman remembered list{f' --state {state}' if state else ''}",
+        command=f"ferryman {shlex.join(['remembered', 'list', *words])}",
         refresh_s=10,
     )
 
