@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import html
 import json
+import re
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -14,11 +18,18 @@ import pytest
 from ferryman import account
 from ferryman.dashboard import actions, plans, web
 from ferryman.dashboard.app import PAGES
+from ferryman.dashboard.cells import rate
 from ferryman.dashboard.recorded import recorded_plan
 from ferryman.engine.commands import count_concerned
+from ferryman.intake import JobQueue
 from ferryman.plan import Plan
 from ferryman.queues import Queue
-from tests.dashboard.conftest import Opened
+from ferryman.remembered import Remember
+from ferryman.sources import Memory
+from ferryman.state.runs import load_runs
+from ferryman.state.targets import PastVerification, VerifiedDestination, save_verified
+from tests.cli.test_commands_in_messages import parse
+from tests.dashboard.conftest import Opened, words
 from tests.support.keyed import count_words
 from tests.support.plan_world import PlanWorld
 
@@ -190,6 +201,105 @@ def test_runs_are_shown_wave_by_wave(world: PlanWorld, opened: Opened) -> None:
     page = site.get(f"{PLAN}/runs", params={"wave": "1"}).text
     assert f"{wave['delivered']} delivered, {wave['failed']} failed" in page
     assert "What happened in wave 1" in page
+
+
+def test_runs_have_bars_and_the_list_has_the_last_success(world: PlanWorld, opened: Opened) -> None:
+    """As ``runs.json`` has them; this run left something pending, so there was no success yet."""
+    [run] = load_runs(world.root).last
+    site = opened(world.state)
+    page = site.get(f"{PLAN}/runs").text
+    assert f'aria-label="{run.done} delivered"' in page
+    assert "incomplete: something is pending" in page
+    assert "Last success Last wave Rate" in site.text("/")
+    assert rate(run.done, run.duration_s) in site.text("/").partition("trial-v1")[2]
+
+
+def test_the_list_says_when_a_plan_was_last_done(place: Path, opened: Opened) -> None:
+    done = PlanWorld(place).build()
+    done.put("a")
+    done.run()
+    success = load_runs(done.root).success
+    assert success is not None
+    iso = dt.datetime.fromtimestamp(success.ended, dt.UTC).isoformat(timespec="seconds")
+    assert f'<td data-label="Last success"><time datetime="{iso}"' in opened(place).get("/").text
+
+
+def test_evidence_of_verifications_is_shown(own_world: PlanWorld, opened: Opened) -> None:
+    at = "2026-01-31T12:00:00+00:00"
+    found = VerifiedDestination(
+        clean=PastVerification(1, at, 5), failed=PastVerification(1, at, 9, 2), sampled=PastVerification(1, at, 3)
+    )
+    save_verified(own_world.root, {"out": found})
+    text = opened(own_world.state).text(f"{PLAN}/verify")
+    assert "up to wave 1 of 1" in text
+    assert "5 compared, all there" in text
+    assert "2 of 9 differed" in text
+    assert "a sample of 3 was all there" in text
+
+
+def test_what_steps_remember_is_billed(place: Path, opened: Opened) -> None:
+    def paid(world: PlanWorld) -> Plan:
+        plan = Plan("trial", version=1)
+        node = plan.source("docs", Memory(world.documents, max_deleted=1.0))
+        node.step("embed", lambda doc: doc, remember=Remember("v1", reads=["words"], cost=0.5)).destination(
+            "out", world.out()
+        )
+        return plan
+
+    world = PlanWorld(place, paid)
+    world.put("a", "b", words="same")
+    world.run()
+    [totals] = account.status(world.root, world.plan)["remembered"].values()
+    text = opened(world.state).text(f"{PLAN}/remembered")
+    assert f"embed {totals['answers']} " in text
+    assert f" {totals['calls']} {totals['hits']} 0 " in text
+    assert (totals["calls"], totals["hits"]) == (1, 1)
+    assert "$0.50 $0.50" in text
+
+
+def test_the_original_of_a_document_is_linked(place: Path, opened: Opened) -> None:
+    """Without the login of its URL; other documents say where they were read."""
+    world = PlanWorld(place).build()
+    world.put("https://example.org/report.pdf")
+    world.run()
+    page = opened(place).get(f"{PLAN}/document", params={"id": "https://example.org/report.pdf"}).text
+    assert '<a href="https://example.org/report.pdf" rel="noreferrer noopener">Open the original</a>' in page
+
+
+def test_all_that_pass_the_filters_are_retried_or_given_up(own_world: PlanWorld, opened: Opened) -> None:
+    """Not the page's fifty: the link has the filters, and the next page the number."""
+    site = opened(own_world.state, allow_actions=True)
+    page = site.get(f"{PLAN}/failures", params={"status": "rejected", "destination": "out"}).text
+    links = [html.unescape(link) for link in re.findall(r'href="([^"]*/confirm[^"]*)"', page)]
+    [give_up] = [link for link in links if "dropped" in link and "reason" not in link]
+    number = account.count_deliveries(own_world.root, plan=own_world.plan, status="rejected", destination="out")
+    text = words(site.get(give_up).text)
+    assert f"{number} deliveries" in text
+    assert "--status rejected --destination out" in text
+
+
+def test_each_page_shows_a_command_that_can_be_typed(counted: PlanWorld, world: PlanWorld, opened: Opened) -> None:
+    """Also with a status, an id or a filter in it that a shell would take for something else."""
+    Queue("in", counted.folder).append([{"word": "rat"}])
+    JobQueue.open(f"sqlite:///{counted.folder}/queue.db").create_batch({"submitter": "carla"})
+    evil = "x; rm -rf ~ $(id) 'quoted'"
+    site = opened(counted.folder, world.state)
+    [intake] = re.findall(r'href="/intake/([^"?/]+)"', site.get("/intake").text)[:1]
+    names = {"plan": "trial-v1", "queue": "in", "intake": intake, "flow": "none"}
+    seen = 0
+    for path in PAGES:
+        for more in ({}, {"id": "a"}, {"status": "failed", "reason": evil}, {"id": evil, "state": evil}):
+            query = {"verb": "retry", "message": "x", **more}
+            page = site.get(path.format(**names), params=query).text
+            found = re.search(
+                r'<p class="says">The same in a terminal:</p>\s*<div class="command"><code>(.*?)</code>', page
+            )
+            if found is not None:
+                _, *typed = shlex.split(html.unescape(found[1]))
+                parse(typed)
+                assert all(word == evil or ";" not in word for word in typed)
+                seen += 1
+    assert seen > 40
 
 
 def test_verifications_and_what_is_remembered_have_pages(world: PlanWorld, opened: Opened) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ferryman import limits
 from ferryman.dashboard.app import PAGES
 from ferryman.dashboard.cells import ago, clean, clean_lines, code, when
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.engine.migration import migrate
+from ferryman.intake import JobQueue
 from ferryman.plan import Plan
 from ferryman.queues import Queue
 from ferryman.state.activity import Activity
@@ -105,6 +108,36 @@ def test_no_parameter_is_an_error_of_ours(query: str, world: PlanWorld, opened: 
         assert response.status_code in (200, 400, 404), response.text
 
 
+def test_the_reason_of_an_operator_is_text(own_world: PlanWorld, opened: Opened) -> None:
+    """On the page of the outcome, on the document's, and among the events of the wave."""
+    site = opened(own_world.state, allow_actions=True)
+    why = f"{MARKUP} {BIDI} {CONTROL} https://user:secret@host/x?key=hidden"
+    form = {"verb": "resolve --as dropped", "document": "refused", "why": why}
+    done = site.fill_in(f"{PLAN}/confirm", f"{PLAN}/confirm?verb=retry", **form)
+    texts = [done.text, site.get(f"{PLAN}/document?id=refused").text, site.get(f"{PLAN}/runs?wave=2").text]
+    for text in texts:
+        assert "alert" in text
+        _is_harmless(text)
+
+
+def test_fields_of_the_intake_are_text(tmp_path: Path, opened: Opened) -> None:
+    """Logins and queries of URLs are left out, in whatever field they are."""
+    queue = JobQueue.open(f"sqlite:///{tmp_path}/queue.db")
+    url = "https://user:secret@host/x?key=hidden"
+    batch = queue.create_batch({"submitter": f"{MARKUP} {BIDI}", "manifest": url})
+    batch.create_job({"jobID": f"{MARKUP} {CONTROL}", "payload_url": url, "deeper": {"list": [url]}}, 3)
+    [job], [name] = queue.list_jobs(), queue.list_batches()
+    queue.load_job(job).set_status("Held", f"{MARKUP} {url}")
+    site = opened(tmp_path)
+    [key] = site.get("/intake").text.split('href="/intake/')[1:2]
+    place = f"/intake/{key.partition(chr(34))[0].partition('?')[0]}"
+    for path in (place, f"{place}?kind=jobs", f"{place}/item?id={job}", f"{place}/item?id={name}"):
+        response = site.get(path)
+        assert response.status_code == 200
+        assert "host" in response.text or "alert" in response.text
+        _is_harmless(response.text)
+
+
 def test_messages_of_a_queue_are_text(tmp_path: Path, opened: Opened) -> None:
     Queue("q", tmp_path).append([{"text": MARKUP, "long": "y" * 100_000, "turned": BIDI}])
     text = opened(tmp_path).get("/queues/q").text
@@ -173,7 +206,9 @@ def test_damaged_data_is_named(own_world: PlanWorld, opened: Opened) -> None:
         content = bytearray(file.read_bytes())
         content[len(content) // 2 : len(content) // 2 + 400] = b"\xff" * 400
         file.write_bytes(content)
-    _every_page(opened(own_world.state), (200, 404, 500))
+    texts = _every_page(opened(own_world.state), (200, 404, 500))
+    names = [file.name for file in (own_world.root / "ledger").glob("*.parquet")]
+    assert any(name in text for name in names for text in texts)
 
 
 def test_a_state_is_deleted_while_a_page_is_open(own_world: PlanWorld, opened: Opened) -> None:
@@ -197,6 +232,47 @@ def test_a_state_is_replaced_while_a_page_is_open(own_world: PlanWorld, opened: 
     other.put("z")
     other.run()
     assert "1 document" in site.text(PLAN)
+
+
+def test_pages_are_whole_while_waves_and_merges_go_on(
+    place: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two people look while runs commit, merge files, and a newer version takes over: no page is an error."""
+    monkeypatch.setattr(limits, "COMPACT_FILES", 2)
+    monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 4)
+    monkeypatch.setattr(limits, "SELECTED_FROM", 0)
+    world = PlanWorld(place).build()
+    world.put("a")
+    world.run()
+    failed: list[str] = []
+    seen = threading.Semaphore(0)
+    ended = threading.Event()
+
+    def look() -> None:
+        site = opened(world.state)
+        while not ended.is_set():
+            for page in ("", "/failures?status=failed", "/document?id=a", "/runs?wave=1", "/verify"):
+                response = site.get(f"{PLAN}{page}")
+                if response.status_code != 200:
+                    failed.append(f"{page}: {response.status_code} {response.text}")
+            seen.release()
+
+    people = [threading.Thread(target=look) for _ in range(2)]
+    for each in people:
+        each.start()
+    for turn in range(3):
+        world.put("a", f"b{turn}", text=str(turn))
+        world.run(checked=False)
+        assert seen.acquire(timeout=60)
+    newer = Plan("trial", version=2)
+    newer.source("docs", _memory(world)).destination("out", world.out())
+    newer.freeze()
+    migrate(world.root_of(newer), newer, 1)
+    assert seen.acquire(timeout=60)
+    ended.set()
+    for each in people:
+        each.join(60)
+    assert failed == []
 
 
 def test_a_state_that_a_run_holds_is_read(own_world: PlanWorld, opened: Opened) -> None:

@@ -1,6 +1,9 @@
 """Queries about every document, answered from committed facts, without Spark and without a lock."""
 
+from ferryman.account.families import history as history
 from ferryman.account.families import incomplete_families as incomplete_families
+from ferryman.account.families import joined_documents as joined_documents
+from ferryman.account.families import nearest_documents as nearest_documents
 from ferryman.account.figures import Backlog as Backlog
 from ferryman.account.figures import Figures as Figures
 from ferryman.account.figures import backlog as backlog
@@ -12,10 +15,7 @@ from ferryman.account.queries import cache_counts as cache_counts
 from ferryman.account.queries import count_deliveries as count_deliveries
 from ferryman.account.queries import deliveries as deliveries
 from ferryman.account.queries import has_not_read as has_not_read
-from ferryman.account.queries import history as history
 from ferryman.account.queries import iter_deliveries as iter_deliveries
-from ferryman.account.queries import joined_documents as joined_documents
-from ferryman.account.queries import nearest_documents as nearest_documents
 from ferryman.account.queries import not_read as not_read
 from ferryman.account.queries import outcomes as outcomes
 from ferryman.account.queries import outstanding as outstanding

@@ -9,19 +9,21 @@ from __future__ import annotations
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import duckdb
+import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.account.queries import explain_query_errors, history_rows, history_selection, open_view, retry_read
-from ferryman.account.relations import Filter, Selection, View
+from ferryman.account.queries import explain_query_errors, open_view, retry_read
+from ferryman.account.relations import Filter, Selection, View, Wanted
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
-from ferryman.records.families import SEPARATOR, in_family_sql
+from ferryman.records.families import SEPARATOR, in_family, in_family_sql
 from ferryman.records.keys import KEY_STATE
-from ferryman.records.rows import TERMINAL, Status, reason_of
+from ferryman.records.rows import LEDGER_COLUMNS, TERMINAL, Status, reason_of
 from ferryman.state.state import State
 from ferryman.storage.files import StatePath
 from ferryman.storage.query import connect, quote, quote_list, register
@@ -78,7 +80,74 @@ def family_statuses(root: StatePath, family: str, plan: Plan | None = None) -> l
         UsageError: there is no state yet.
         StateDamaged: a file is damaged; it is named.
     """
-    return _query(root, plan, lambda view: _of_family(view, family), Filter(family=family).selection())
+    return _query(root, plan, lambda view: _of_family(view, family), Filter(family=family).selection)
+
+
+def history(
+    root: StatePath, document: str, plan: Plan | None = None, *, limit: int | None = None, page: int = 1
+) -> list[dict[str, Any]]:
+    """Return the events of a document and of what was made from it, oldest first, with the ledger's columns.
+
+    If the document is a file whose rows are documents: the events of its rows.
+
+    Args:
+        limit: number of events of a page; None: return all events.
+        page: 1: the newest events; 2: those before them; and so on.
+    """
+    wanted = partial(_history_selection, document, families=False)
+    return _query(root, plan, lambda view: _history_rows(view, document, limit, page), wanted)
+
+
+def _history_selection(document: str, *, families: bool = True) -> Selection:
+    """Return the part of a state that ``_history_rows`` needs.
+
+    Args:
+        families: with the rows of its family in ``documents``.
+    """
+    named = (pc.field("document") == document) | in_family(document)
+    return Selection(named, ("document", "origin"), documents=in_family(document, "document") if families else None)
+
+
+def _history_rows(view: View, document: str, limit: int | None, page: int = 1) -> list[dict[str, Any]]:
+    """Return the result of ``history``."""
+    columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family_sql(document)
+    of_page = "" if limit is None else f"LIMIT {int(limit)} OFFSET {(int(page) - 1) * int(limit)}"
+    query = f"""
+        SELECT {columns} FROM (
+            SELECT {columns}, ordinal FROM ledger WHERE document = $document OR {rows_too}
+            UNION ALL SELECT {columns}, 3 AS ordinal FROM unsent WHERE document = $document OR {rows_too}
+        ) ORDER BY wave DESC, ordinal DESC, created DESC, document DESC, destination DESC, route DESC {of_page}
+    """
+    return view.rows(query, {"document": document})[::-1]
+
+
+def nearest_documents(root: StatePath, document: str, plan: Plan | None = None, *, limit: int = 3) -> list[str]:
+    """Return the known ids that are most like this one: ids that contain it, or that it contains, first."""
+    query = f"""
+        SELECT id FROM (
+            SELECT document AS id FROM ledger UNION SELECT document FROM unsent UNION SELECT document FROM documents
+        ) WHERE id <> '' AND id IS NOT NULL AND (
+            jaro_winkler_similarity(lower(id), lower($document)) >= {_SIMILAR} OR contains(lower(id), lower($document))
+            OR contains(lower($document), lower(id))
+        ) ORDER BY contains(lower(id), lower($document)) DESC,
+            jaro_winkler_similarity(lower(id), lower($document)) DESC, id LIMIT {int(limit)}
+    """
+    return [row["id"] for row in _query(root, plan, lambda view: view.rows(query, {"document": document}))]
+
+
+_SIMILAR: Final = 0.8
+"""Least similarity (1: equal) of an id that is suggested for one that is not known."""
+
+
+def joined_documents(root: StatePath, join: str, entry: str, plan: Plan | None = None) -> list[str]:
+    """Return the documents that a join has made of this entry of one of its inputs."""
+    query = """
+        SELECT DISTINCT origin FROM (
+            SELECT origin FROM ledger WHERE source = $join UNION ALL SELECT origin FROM unsent WHERE source = $join
+        ) WHERE list_contains(string_split(origin, '&'), $entry) ORDER BY origin
+    """
+    rows = _query(root, plan, lambda view: view.rows(query, {"join": join, "entry": entry}))
+    return [row["origin"] for row in rows]
 
 
 def history_with_statuses(
@@ -90,9 +159,9 @@ def history_with_statuses(
     """
 
     def query(view: View) -> tuple[list[dict[str, Any]], list[FamilyStatus]]:
-        return history_rows(view, document, limit), _of_family(view, document)
+        return _history_rows(view, document, limit), _of_family(view, document)
 
-    events, statuses = _query(root, plan, query, history_selection(document))
+    events, statuses = _query(root, plan, query, partial(_history_selection, document))
     if events and events[-1]["document"] == document != events[-1]["origin"]:
         statuses = family_statuses(root, events[-1]["origin"], plan)
     return events, statuses
@@ -146,7 +215,7 @@ def incomplete_families(
     return _query(root, plan, query)
 
 
-def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Selection | None = None) -> _T:
+def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Wanted | None = None) -> _T:
     def read() -> _T:
         with open_view(root, plan, wanted=wanted) as view:
             return query(view)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
@@ -27,18 +28,17 @@ from ferryman.account.relations import (
     COUNTS,
     EVERYTHING,
     NOT_ARRIVED,
-    SCAN,
     UNSUCCESSFUL,
     Filter,
     FilterOptions,
     Selection,
     View,
+    Wanted,
 )
 from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotUnusable
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
 from ferryman.plan.nodes import remembering_steps
-from ferryman.records.families import in_family, in_family_sql
 from ferryman.records.rows import (
     COUNTING_COLUMNS,
     DOCUMENTS,
@@ -279,30 +279,38 @@ def first_event_of_pending(root: StatePath, plan: Plan, wave: int | None) -> flo
 
 def wave_times(root: StatePath, limit: int = 20, plan: Plan | None = None) -> dict[int, tuple[Any, Any]]:
     """Return wave -> the times of its first and its last event, for the last waves that have any."""
-    return _query(root, plan, lambda view: view.wave_times(limit), SCAN)
+    return _query(root, plan, lambda view: view.wave_times(limit), _scan)
 
 
 def wave_events(root: StatePath, wave: int, plan: Plan | None = None, *, limit: int = 200) -> list[dict[str, Any]]:
     """Return the events of a wave, with the ledger's columns: first those of what has not arrived."""
-    query = f"""
+    events = f"""
         SELECT {", ".join(LEDGER_COLUMNS)} FROM ledger WHERE wave = {int(wave)}
         ORDER BY status IN {_NOT_NOTABLE}, ordinal, document, destination LIMIT {int(limit)}
     """
-    of_wave = pc.field("wave") == int(wave)
-    notable = of_wave & ~pc.field("status").isin(_NOT_NOTABLE)
-    found, is_whole = _query(
-        root,
-        plan,
-        lambda view: (view.rows(query), view.is_whole),
-        Selection(notable, ("wave", "status"), waits=False),
-    )
-    if is_whole or len(found) == limit:
-        return found
-    return _query(root, plan, lambda view: view.rows(query), Selection(of_wave, ("wave",), waits=False))
+
+    def of_wave(*, all_events: bool) -> Selection:
+        condition = pc.field("wave") == int(wave)
+        if not all_events:
+            condition &= ~pc.field("status").isin(_NOT_NOTABLE)
+        return Selection(condition, ("wave", "status"), waits=False)
+
+    def query(view: View) -> tuple[list[dict[str, Any]], bool]:
+        return view.rows(events), view.is_whole
+
+    found, is_whole = _query(root, plan, query, partial(of_wave, all_events=False))
+    if not is_whole and len(found) < limit:
+        found, _ = _query(root, plan, query, partial(of_wave, all_events=True))
+    return found
 
 
 _NOT_NOTABLE: Final = (Status.INDEXED.value, Status.PROCESSING.value, Status.DROPPED.value)
 """Stored statuses of the events that the list of a wave ends with."""
+
+
+def _scan() -> Selection:
+    """Return everything, of which a query reads few columns, or few rows that a plain condition on a column tells."""
+    return Selection(None, ())
 
 
 def outcomes(
@@ -315,7 +323,7 @@ def outcomes(
     Args:
         message: of the command's events, see ``state.commands.Command.message``.
     """
-    return _query(root, plan, lambda view: view.outcomes(message, limit), SCAN)
+    return _query(root, plan, lambda view: view.outcomes(message, limit), _scan)
 
 
 def cache_counts(state: State, *, replace: bool) -> None:
@@ -378,12 +386,12 @@ def deliveries(
     if limit is None:
         return list(iter_deliveries(root, plan=plan, **options))
     wanted = Filter.from_options(options)
+    return _query(root, plan, lambda view: _newest_deliveries(view, wanted, limit), wanted.selection)
 
-    def newest(view: View) -> list[dict[str, Any]]:
-        uncounted = [*itertools.islice(_uncounted(view, wanted), limit)]
-        return [*uncounted, *view.deliveries(wanted, limit=limit)][:limit]
 
-    return _query(root, plan, newest, wanted.selection())
+def _newest_deliveries(view: View, wanted: Filter, limit: int) -> list[dict[str, Any]]:
+    uncounted = [*itertools.islice(_uncounted(view, wanted), limit)]
+    return [*uncounted, *view.deliveries(wanted, limit=limit)][:limit]
 
 
 def iter_deliveries(
@@ -393,7 +401,7 @@ def iter_deliveries(
     wanted = Filter.from_options(options)
 
     def rows() -> Iterator[dict[str, Any]]:
-        with open_view(root, plan, wanted=wanted.selection()) as view:
+        with open_view(root, plan, wanted=wanted.selection) as view:
             left = limit
             for row in itertools.islice(_uncounted(view, wanted), limit):
                 left = None if left is None else left - 1
@@ -417,7 +425,7 @@ def count_deliveries(root: StatePath, *, plan: Plan | None = None, **options: Un
     def count(view: View) -> int:
         return view.count_deliveries(wanted) + sum(1 for _ in _uncounted(view, wanted))
 
-    return _query(root, plan, count, wanted.selection(COUNTING_COLUMNS))
+    return _query(root, plan, count, partial(wanted.selection, COUNTING_COLUMNS))
 
 
 def _uncounted(view: View, wanted: Filter) -> Iterator[dict[str, Any]]:
@@ -466,6 +474,10 @@ def reasons(
     if among:
         wanted = wanted._replace(statuses=frozenset[str]().union(*(named_statuses(each)[0] for each in among)))
     wanted = wanted._replace(statuses=wanted.statuses or NOT_ARRIVED)
+    return _query(root, plan, lambda view: _reasons(view, wanted, limit), partial(wanted.selection, COUNTING_COLUMNS))
+
+
+def _reasons(view: View, wanted: Filter, limit: int | None) -> list[dict[str, Any]]:
     return [
         {
             "status": display_status(each["status"], each["operation"]),
@@ -473,8 +485,20 @@ def reasons(
             "reason": each["reason"],
             "example": each["example"],
         }
-        for each in _query(root, plan, lambda view: view.reasons(wanted, limit), wanted.selection(COUNTING_COLUMNS))
+        for each in view.reasons(wanted, limit)
     ]
+
+
+def deliveries_with_reasons(
+    root: StatePath, reasons_limit: int, *, limit: int, plan: Plan | None = None, **options: Unpack[FilterOptions]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the results of ``deliveries`` and of ``reasons``, of one look at the state."""
+    wanted = Filter.from_options(options)
+
+    def query(view: View) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        return _newest_deliveries(view, wanted, limit), _reasons(view, wanted, reasons_limit)
+
+    return _query(root, plan, query, wanted.selection)
 
 
 def not_read(
@@ -674,7 +698,7 @@ def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     if not {node.kind for node in plan.nodes} & _WITH_REASONS:
         return found
-    for each in _query(root, plan, View.by_node, Filter(NOT_ARRIVED).selection(COUNTING_COLUMNS)):
+    for each in _query(root, plan, View.by_node, partial(Filter(NOT_ARRIVED).selection, COUNTING_COLUMNS)):
         counts = found.setdefault(each["node"], {})
         word = display_status(each["status"], each["operation"])
         counts[word] = counts.get(word, 0) + each["deliveries"]
@@ -683,69 +707,6 @@ def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
 
 _WITH_REASONS: Final = {"step", "router", "join", "alts", "keyed"}
 """Kinds of nodes that reasons may name as a step or router."""
-
-
-def history(
-    root: StatePath, document: str, plan: Plan | None = None, *, limit: int | None = None, page: int = 1
-) -> list[dict[str, Any]]:
-    """Return the events of a document and of what was made from it, oldest first, with the ledger's columns.
-
-    If the document is a file whose rows are documents: the events of its rows.
-
-    Args:
-        limit: number of events of a page; None: return all events.
-        page: 1: the newest events; 2: those before them; and so on.
-    """
-    wanted = history_selection(document)._replace(documents=None)
-    return _query(root, plan, lambda view: history_rows(view, document, limit, page), wanted)
-
-
-def history_selection(document: str) -> Selection:
-    """Return the part of a state that ``history_rows`` needs; with the rows of the family in ``documents``."""
-    named = (pc.field("document") == document) | in_family(document)
-    return Selection(named, ("document", "origin"), documents=in_family(document, "document"))
-
-
-def history_rows(view: View, document: str, limit: int | None, page: int = 1) -> list[dict[str, Any]]:
-    """Return the result of ``history``."""
-    columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family_sql(document)
-    of_page = "" if limit is None else f"LIMIT {int(limit)} OFFSET {(int(page) - 1) * int(limit)}"
-    query = f"""
-        SELECT {columns} FROM (
-            SELECT {columns}, ordinal FROM ledger WHERE document = $document OR {rows_too}
-            UNION ALL SELECT {columns}, 3 AS ordinal FROM unsent WHERE document = $document OR {rows_too}
-        ) ORDER BY wave DESC, ordinal DESC, created DESC, document DESC, destination DESC, route DESC {of_page}
-    """
-    return view.rows(query, {"document": document})[::-1]
-
-
-def nearest_documents(root: StatePath, document: str, plan: Plan | None = None, *, limit: int = 3) -> list[str]:
-    """Return the known ids that are most like this one: ids that contain it, or that it contains, first."""
-    query = f"""
-        SELECT id FROM (
-            SELECT document AS id FROM ledger UNION SELECT document FROM unsent UNION SELECT document FROM documents
-        ) WHERE id <> '' AND id IS NOT NULL AND (
-            jaro_winkler_similarity(lower(id), lower($document)) >= {_SIMILAR} OR contains(lower(id), lower($document))
-            OR contains(lower($document), lower(id))
-        ) ORDER BY contains(lower(id), lower($document)) DESC,
-            jaro_winkler_similarity(lower(id), lower($document)) DESC, id LIMIT {int(limit)}
-    """
-    return [row["id"] for row in _query(root, plan, lambda view: view.rows(query, {"document": document}))]
-
-
-_SIMILAR: Final = 0.8
-"""Least similarity (1: equal) of an id that is suggested for one that is not known."""
-
-
-def joined_documents(root: StatePath, join: str, entry: str, plan: Plan | None = None) -> list[str]:
-    """Return the documents that a join has made of this entry of one of its inputs."""
-    query = """
-        SELECT DISTINCT origin FROM (
-            SELECT origin FROM ledger WHERE source = $join UNION ALL SELECT origin FROM unsent WHERE source = $join
-        ) WHERE list_contains(string_split(origin, '&'), $entry) ORDER BY origin
-    """
-    rows = _query(root, plan, lambda view: view.rows(query, {"join": join, "entry": entry}))
-    return [row["origin"] for row in rows]
 
 
 class StateTables(NamedTuple):
@@ -764,13 +725,13 @@ def tables(root: StatePath, plan: Plan) -> StateTables:
 
 @contextlib.contextmanager
 def open_view(
-    root: StatePath, plan: Plan | None, snapshot: Snapshot | None = None, wanted: Selection | None = None
+    root: StatePath, plan: Plan | None, snapshot: Snapshot | None = None, wanted: Wanted | None = None
 ) -> Iterator[View]:
     """Open the state's tables for queries.
 
     Args:
         snapshot: for counts only, see ``View``.
-        wanted: what the queries need; None: everything.
+        wanted: makes what the queries need, if the state is large; None: everything.
 
     Raises:
         UsageError: there is no state yet.
@@ -871,7 +832,7 @@ def _load_cached(root: StatePath, plan: Plan | None, *, by_plan: bool = True) ->
     return retry_read(root, read)
 
 
-def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Selection | None = None) -> _T:
+def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Wanted | None = None) -> _T:
     def read() -> _T:
         with open_view(root, plan, wanted=wanted) as view:
             return query(view)

@@ -5,7 +5,7 @@ Counts of all deliveries are made by hash (``counts``); queries for some deliver
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypedDict
 
@@ -43,7 +43,7 @@ from ferryman.state.activity import describe_trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions, number_of_text
 from ferryman.state.state import SETTLED, SNAPSHOT, WAVE, State, missed_entries
 from ferryman.storage import parquet
-from ferryman.storage.query import quote, quote_list, register, select_rows
+from ferryman.storage.query import gather, quote, quote_list, register, select_rows
 from ferryman.storage.tables import Table
 
 COUNTS: Final = tuple(DISPLAY_STATUSES)
@@ -74,7 +74,7 @@ class View:
     Args:
         snapshot: if it is valid, ``ledger`` has newer events only, and ``count``, ``waves`` and ``ended`` begin with
             it; no other query may run.
-        wanted: what the queries need; None: everything.
+        wanted: makes what the queries need, if the state is large; None: everything.
 
     Attributes:
         snapshot: the one that is used; None: ``ledger`` has all events.
@@ -88,7 +88,7 @@ class View:
         state: State,
         folder: Path,
         snapshot: Snapshot | None = None,
-        wanted: Selection | None = None,
+        wanted: Wanted | None = None,
     ) -> None:
         self._db = db
         self._folder = folder
@@ -113,15 +113,15 @@ class View:
         )
         self._register_waiting(state.outbox)
         self.snapshot = None
-        self.newer = 0
-        self.is_whole = True
+        self.newer, self.is_whole = 0, True
         if snapshot is not None and snapshot.is_valid(state.ledger, self.settled, list(self._entry_logs)):
             self.snapshot = snapshot
             register(db, "documents", self._documents, DOCUMENTS)
             self._ledger = self._register_newer(snapshot, staged["ledger"])
         else:
             is_large = sum(file.rows for file in state.ledger.files.values()) >= limits.SELECTED_FROM
-            self.is_whole = wanted is None or not is_large or not self._select(wanted)
+            selection = wanted() if wanted is not None and is_large else None
+            self.is_whole = selection is None or not self._select(selection)
             if self.is_whole:
                 register(db, "documents", self._documents, DOCUMENTS)
                 register(db, "ledger", self._ledger, LEDGER)
@@ -162,12 +162,16 @@ class View:
         that batches lack are null."""
         self._db.register("empty", schema.empty_table())
         self.keep(name, "SELECT * FROM empty")
-        for batch in batches:
-            self._add(name, batch)
+        self._add(name, batches)
 
-    def _add(self, name: str, batch: pa.RecordBatch) -> None:
-        self._db.register("batch", pa.Table.from_batches([batch]))
-        self._db.execute(f"INSERT INTO {name} BY NAME SELECT * FROM batch")
+    def _add(self, name: str, batches: Iterable[pa.RecordBatch], most: int = 1 << 62) -> bool:
+        """Add batches to a temporary table; stop, and return False, if they have more rows than this."""
+        for table in gather(batches):
+            if (most := most - table.num_rows) < 0:
+                return False
+            self._db.register("rows", table)
+            self._db.execute(f"INSERT INTO {name} BY NAME SELECT * FROM rows")
+        return True
 
     def count(self, reached: Mapping[str, Sequence[str]], writer: SnapshotWriter | None = None) -> Counts:
         """Count everything.
@@ -578,38 +582,30 @@ class View:
         2. for each later event of their deliveries a row with its place in their order
         3. rows of their documents
         """
-        if wanted is SCAN:
+        if wanted.events is None:
             self._db.register("documents", parquet.scan(self._documents, DOCUMENTS))
             self._db.register("ledger", parquet.scan(self._ledger, LEDGER))
             return True
         waiting = sum(file.rows for file in self._state.outbox.files.values()) if wanted.waits else 0
-        if waiting > limits.SELECTED_EVENTS:
-            return False
         self.load("ledger", LEDGER, ())
-        number = 0
-        for batch in select_rows(self._ledger, LEDGER, wanted.columns, wanted.events, wanted.keys):  # 1
-            if (number := number + batch.num_rows) > limits.SELECTED_EVENTS:
-                self._db.execute("DROP TABLE ledger")
-                return False
-            self._add("ledger", batch)
+        events = select_rows(self._ledger, LEDGER, wanted.columns, wanted.events, wanted.keys)  # 1
+        if waiting > limits.SELECTED_EVENTS or not self._add("ledger", events, limits.SELECTED_EVENTS):
+            self._db.execute("DROP TABLE ledger")
+            return False
         later, documents, columns = None, wanted.documents, DOCUMENTS.names
         if wanted.follows:
             later, documents = self._conditions_of_followers(waiting > 0)
             columns = ["source", "document", "revision"]
-        if later is not None:  # 2
-            for batch in select_rows(self._ledger, LEDGER, keys := ("delivery_hash", "wave", "ordinal"), later, keys):
-                self._add("ledger", batch)
+        if later is not None:
+            order = ("delivery_hash", "wave", "ordinal")
+            self._add("ledger", select_rows(self._ledger, LEDGER, order, later, order))  # 2
         rows = select_rows(self._documents, DOCUMENTS, columns, documents, columns[:4]) if documents is not None else ()
         self.load("documents", DOCUMENTS, rows)  # 3
         return True
 
     def _conditions_of_followers(self, waits: bool) -> tuple[pc.Expression | None, pc.Expression | None]:
-        """Return the conditions of later events of the deliveries in ``ledger``, and of newer revisions of their
-        documents; None: there are none.
-
-        Args:
-            waits: likewise of rows of the outbox, and of these all events.
-        """
+        """Return the conditions of later events of the deliveries in ``ledger``, if one ``waits`` also of all events of
+        those in the outbox; and of newer revisions of their documents. None: there are none."""
         later = documents = None
         for table in ("ledger", "waiting") if waits else ("ledger",):
             [(order, revision)] = self._db.execute(
@@ -761,7 +757,7 @@ class Selection(NamedTuple):
     """Part of a state that is enough for a query: of a large state only this is read.
 
     Attributes:
-        events: condition of events.
+        events: condition of events; None: all.
         keys: its columns.
         follows: whether it also takes what may have happened to their deliveries and documents since.
         waits: whether it takes the rows of the outbox that have no event yet.
@@ -769,7 +765,7 @@ class Selection(NamedTuple):
         columns: of the events; others are null.
     """
 
-    events: pc.Expression
+    events: pc.Expression | None
     keys: Sequence[str]
     follows: bool = False
     waits: bool = True
@@ -777,8 +773,8 @@ class Selection(NamedTuple):
     columns: Sequence[str] = LEDGER.names
 
 
-SCAN: Final = Selection(pc.scalar(True), ())
-"""Everything, of which the query reads few columns, or few rows that a plain condition on a column tells."""
+Wanted = Callable[[], Selection | None]
+"""Makes a selection where one is needed, since conditions load pandas; None: everything is to be read."""
 
 
 class FilterOptions(TypedDict, total=False):

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ferryman import account
 from ferryman.dashboard.cells import clean
 from ferryman.dashboard.plans import ask, find_place
-from ferryman.dashboard.queues import ACTIONS, find_intake, open_intake
+from ferryman.dashboard.queues import ACTIONS, command_of, find_intake, open_intake
 from ferryman.dashboard.web import Forbidden, WebPage
 from ferryman.engine.commands import count_concerned
 from ferryman.errors import FerrymanError, UsageError
@@ -166,7 +166,7 @@ def act_on_items(page: WebPage) -> Response:
         place=place,
         action=action,
         results=results,
-        command=f"ferryman intake {action} {' '.join(id for id, _, _ in results[:3])} --queue {place.label}",
+        command=command_of("intake", action, *(id for id, _, _ in results[:3]), "--queue", place.label),
     )
 
 

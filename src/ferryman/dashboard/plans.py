@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import shlex
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from ferryman import account
 from ferryman.account import families
-from ferryman.account.queries import last_entries, running
+from ferryman.account.queries import deliveries_with_reasons, last_entries, running
 from ferryman.counted_picture import svg_with_counts
 from ferryman.dashboard.answers import KnownAnswer, StillCounting
 from ferryman.dashboard.cells import rate
@@ -397,23 +398,30 @@ def failures(page: WebPage) -> Response:
     filters = filters_of(page, page.request.query_params)
     plan = place.plan()
     number = page.number("page")
-    groups = []
-    if "reason" not in filters and filters.get("status") not in ("held", "stopped", "delivered", "deleted"):
-        question = ("reasons", *sorted(filters.items()))
-        found = ask(
-            page, place, question, lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS, **filters)
-        )
-        groups = list(found)
-        if "status" not in filters:
-            groups.sort(key=lambda group: group["status"] not in RED)
+    last = number * PAGE_ROWS
+    has_groups = "reason" not in filters and filters.get("status") not in ("held", "stopped", "delivered", "deleted")
+    groups: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    if filters:
-        last = number * PAGE_ROWS
-        question = ("deliveries", str(last), *sorted(filters.items()))
-        found = ask(
-            page, place, question, lambda plan: account.deliveries(place.root, plan=plan, limit=last + 1, **filters)
+    question = (str(last), *sorted(filters.items()))
+    if filters and has_groups:
+        rows, groups = ask(
+            page,
+            place,
+            ("deliveries and reasons", *question),
+            lambda plan: deliveries_with_reasons(place.root, _REASONS, plan=plan, limit=last + 1, **filters),
         )
-        rows = found[last - PAGE_ROWS :]
+    elif filters:
+        rows = ask(
+            page,
+            place,
+            ("deliveries", *question),
+            lambda plan: account.deliveries(place.root, plan=plan, limit=last + 1, **filters),
+        )
+    else:
+        groups = ask(page, place, ("reasons",), lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS))
+    if "status" not in filters:
+        groups = sorted(groups, key=lambda group: group["status"] not in RED)
+    rows = rows[last - PAGE_ROWS :]
     options = [f for name in FILTERS if name in filters for f in (f"--{name}", filters[name])]
     return page.render(
         "failures.html",
@@ -643,7 +651,7 @@ def remembered(page: WebPage) -> Response:
     folder = place.root.parent
     found = [keeper.totals() for keeper in stores(folder)]
     own = {node.name for node in place.plan().nodes if node.kind == "step"}
-    state = place.state or ("" if place.spec == "PLAN" else str(folder))
+    words = ["--state", place.state or str(folder)] if place.state or place.spec != "PLAN" else []
     return page.render(
         "remembered.html",
         title=f"Remembered by {place.key}",
@@ -652,7 +660,7 @@ def remembered(page: WebPage) -> Response:
         is_keyed=bool(keyed_nodes(place.plan().nodes)),
         stores=[(each, each.name in own) for each in found],
         dollars=dollars,
-        command=f"ferryman remembered list{f' --state {state}' if state else ''}",
+        command=f"ferryman {shlex.join(['remembered', 'list', *words])}",
         refresh_s=10,
     )
 

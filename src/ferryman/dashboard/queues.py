@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -43,7 +44,12 @@ def queues(page: WebPage) -> Response:
 
 def _queues_command(page: WebPage, verb: str, *rest: str) -> str:
     folder = next((str(place.folder.parent) for place in page.found.queues.values()), "queues")
-    return " ".join(["ferryman", "queue", verb, *rest, "--queues", folder])
+    return command_of("queue", verb, *rest, "--queues", folder)
+
+
+def command_of(*words: str) -> str:
+    """Return a command, quoted for a shell."""
+    return f"ferryman {shlex.join(words)}"
 
 
 def _queue_row(place: QueuePlace) -> dict[str, Any]:
@@ -78,7 +84,7 @@ def queue(page: WebPage) -> Response:
         start=start,
         step=_MESSAGES,
         ends=_ends(place, row),
-        command=f"ferryman queue show {place.name} --queues {place.folder.parent}",
+        command=command_of("queue", "show", place.name, "--queues", str(place.folder.parent)),
         refresh_s=5,
     )
 
@@ -122,7 +128,7 @@ def flow(page: WebPage) -> Response:
         place=place,
         rows=rows,
         joints=place.flow.joints,
-        command=f"ferryman status {place.spec}",
+        command=command_of("status", place.spec),
         version=abs(hash(tuple(version_of(each) for each in place.plans.values()))),
         refresh_s=5,
     )
@@ -214,7 +220,7 @@ def intake(page: WebPage) -> Response:
         collections = opened.locks.held("collection")
     states = {"batches": BatchState, "jobs": JobState, "access": AccessState}.get(kind, BatchState)
     verb = {"batches": "batches", "jobs": "jobs", "access": "access"}[kind]
-    options = f" --state {state}" if state else ""
+    options = ["--state", state] if state else []
     return page.render(
         "intake.html",
         title=f"Intake {place.label}",
@@ -231,7 +237,7 @@ def intake(page: WebPage) -> Response:
         all=len(ids),
         is_paused=is_paused,
         collections=collections,
-        command=f"ferryman intake {verb}{options} --queue {place.label}",
+        command=command_of("intake", verb, *options, "--queue", place.label),
         refresh_s=5,
     )
 
@@ -281,7 +287,7 @@ def item(page: WebPage) -> Response:
         kind=kind,
         row=row,
         fields=[(name, value) for name, value in row.items() if value not in ("", {}, [], None)],
-        command=f"ferryman intake show {id} --queue {place.label}",
+        command=command_of("intake", "show", id, "--queue", place.label),
         refresh_s=5,
     )
 

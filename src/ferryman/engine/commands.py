@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -258,7 +259,7 @@ def count_concerned(root: StatePath, plan: Plan, command: Command) -> int:
 
 
 def _count(root: StatePath, plan: Plan, query: Filter) -> int:
-    with open_view(root, plan, wanted=query.selection(COUNTING_COLUMNS)) as view:
+    with open_view(root, plan, wanted=partial(query.selection, COUNTING_COLUMNS)) as view:
         return view.count_deliveries(query)
 
 
@@ -268,7 +269,7 @@ def _count_shares(state: State, command: Command) -> int:
         return 0
     if command.deliveries is not None:
         return 1
-    with open_view(state.root, state.plan, wanted=query.selection(COUNTING_COLUMNS)) as view:
+    with open_view(state.root, state.plan, wanted=partial(query.selection, COUNTING_COLUMNS)) as view:
         most = view.count_events(query)
     return -(-most // limits.COMMAND_DELIVERIES)
 
@@ -278,7 +279,7 @@ def _select_deliveries(state: State, command: Command, share: tuple[int, int]) -
     if command.deliveries is not None:
         return _select_missing(state, command.deliveries)
     query = _make_filter(command)
-    with open_view(state.root, state.plan, wanted=query.selection()) as view:
+    with open_view(state.root, state.plan, wanted=query.selection) as view:
         selected = view.deliveries(query, share=share)
     if command.documents is not None:
         selected = [d for d in selected if d["origin"] in command.documents]

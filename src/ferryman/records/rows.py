@@ -56,7 +56,10 @@ LEDGER: Final = pa.schema(
 LEDGER_COLUMNS: Final = [f.name for f in LEDGER if f.name not in ("ordinal", "due", "since", "transient")]
 """Public columns of the ledger, in their public order."""
 
-COUNTING_COLUMNS: Final = [n for n in LEDGER.names if n not in ("parent", "version", "route", "branches", "transient")]
+COUNTING_COLUMNS: Final = (
+    *("source", "document", "origin", "revision", "operation", "destination"),
+    *("delivery_hash", "status", "message", "wave", "ordinal"),
+)
 """Columns of the ledger by which deliveries are counted."""
 
 DOCUMENTS: Final = pa.schema(

@@ -119,6 +119,18 @@ def select_rows(
             raise parquet.damage_error(Path(fragment.path), e) from e
 
 
+def gather(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield small batches together: each insertion takes DuckDB some milliseconds, however few rows it has."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(each.nbytes for each in waiting) >= _GROUP_BYTES:
+            yield pa.Table.from_batches(waiting).combine_chunks()
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting).combine_chunks()
+
+
 def verify(paths: Iterable[Path]) -> None:
     """Verify the checksums of data files.
 
