@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import posixpath
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from ferryman import crash
 from ferryman.destinations import Destination, Directory, JsonLines, file_index
 from ferryman.destinations.files import path_of_id
 from ferryman.errors import Misconfigured, PlanError, TransientError, Unavailable
+from ferryman.net.drive_clients import Ftp
+from ferryman.net.drives import Drive
 from ferryman.sources import Files, Listed
 from ferryman.sources.files import name_of_file
 from ferryman.storage import folders
@@ -206,6 +209,33 @@ def test_verify_sees_what_was_lost_or_changed(where: Any) -> None:
     found = list(out.inventory(context()))
     assert {each.id: each.intact for each in found} == {"kept": True, "changed": False}
     assert {(each.source, each.version) for each in found} == {("files", f"{n:032x}") for n in (1, 2)}
+    out.close()
+
+
+def test_verify_lists_no_folder_for_each_file(ftp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What FTP says of one file it is asked of that file, or an archive of n files would be listed n times."""
+    out = opened(ftp)
+    rows = [delivery(id, i) for i, id in enumerate([*ODD, *map(str, range(30))], 1)]
+    out.write(rows)
+    listed: list[str] = []
+    ls = Ftp.ls
+
+    def noted(self: Any, path: str, *more: Any, **options: Any) -> list[Any]:
+        listed.append(path)
+        return ls(self, path, *more, **options)
+
+    monkeypatch.setattr(Ftp, "ls", noted)
+    assert {each.id for each in out.inventory(context())} == {row.id for row in rows}
+    assert len(listed) < 10, listed
+    drive = Drive(ftp.url)
+    client = drive.open()[0]
+    for path in map(drive.path, shown(ftp)):
+        by_listing = next(entry for entry in client.ls(posixpath.dirname(path)) if entry["name"] == path)
+        assert client.info(path) == by_listing
+    assert client.info(drive.path("汉字"))["type"] == "directory"
+    with pytest.raises(FileNotFoundError):
+        client.info(drive.path("missing"))
+    drive.close()
     out.close()
 
 
