@@ -53,6 +53,7 @@ class Suite(ServerSuite):
         return Redis(self.real.url_of(password=f"{PASSWORD}-and-wrong"), f"{folder.name}:", **self.more)
 
 
+@pytest.mark.rule("redis.newest")
 class TestHash(Suite):
     """A hash has room for all fields; what it refuses is a lone surrogate."""
 

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import posixpath
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from ferryman import crash
 from ferryman.destinations import Destination, Directory, JsonLines, file_index
 from ferryman.destinations.files import path_of_id
 from ferryman.errors import Misconfigured, PlanError, TransientError, Unavailable
+from ferryman.net.drive_clients import Ftp
+from ferryman.net.drives import Drive
 from ferryman.sources import Files, Listed
 from ferryman.sources.files import name_of_file
 from ferryman.storage import folders
@@ -154,6 +157,7 @@ def test_a_document_is_a_file_where_its_id_says(where: Any) -> None:
     out.close()
 
 
+@pytest.mark.rule("elsewhere.names")
 def test_names_with_odd_characters(where: Any) -> None:
     """Each id has its file, under the name that a folder of this machine has for it, and gets it back."""
     out = opened(where)
@@ -166,6 +170,7 @@ def test_names_with_odd_characters(where: Any) -> None:
     out.close()
 
 
+@pytest.mark.rule("elsewhere.names")
 def test_long_names_and_names_that_meet(where: Any) -> None:
     """Too long, of another case, a file and a folder of one name: each id has a file of its own."""
     out = opened(where)
@@ -175,6 +180,7 @@ def test_long_names_and_names_that_meet(where: Any) -> None:
     out.close()
 
 
+@pytest.mark.rule("elsewhere.others")
 def test_a_file_that_was_there_before_is_not_touched(where: Any) -> None:
     """The document that asks for its name is refused, by name; the others are written."""
     where.write("mine.txt", b"not Ferryman's")
@@ -206,6 +212,33 @@ def test_verify_sees_what_was_lost_or_changed(where: Any) -> None:
     out.close()
 
 
+def test_verify_lists_no_folder_for_each_file(ftp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What FTP says of one file it is asked of that file, or an archive of n files would be listed n times."""
+    out = opened(ftp)
+    rows = [delivery(id, i) for i, id in enumerate([*ODD, *map(str, range(30))], 1)]
+    out.write(rows)
+    listed: list[str] = []
+    ls = Ftp.ls
+
+    def noted(self: Any, path: str, *more: Any, **options: Any) -> list[Any]:
+        listed.append(path)
+        return ls(self, path, *more, **options)
+
+    monkeypatch.setattr(Ftp, "ls", noted)
+    assert {each.id for each in out.inventory(context())} == {row.id for row in rows}
+    assert len(listed) < 10, listed
+    drive = Drive(ftp.url)
+    client = drive.open()[0]
+    for path in map(drive.path, shown(ftp)):
+        by_listing = next(entry for entry in client.ls(posixpath.dirname(path)) if entry["name"] == path)
+        assert client.info(path) == by_listing
+    assert client.info(drive.path("汉字"))["type"] == "directory"
+    with pytest.raises(FileNotFoundError):
+        client.info(drive.path("missing"))
+    drive.close()
+    out.close()
+
+
 # --- kills ------------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +252,7 @@ def _write_and_die(task: bytes, rows: list[Any], point: str) -> None:
         destination.maintain()
 
 
+@pytest.mark.rule("elsewhere.whole")
 @pytest.mark.parametrize(
     ("name", "point"),
     [
@@ -260,6 +294,7 @@ def test_a_kill_leaves_nothing_half(
     again.close()
 
 
+@pytest.mark.rule("elsewhere.whole")
 @pytest.mark.parametrize("name", _slow(DRIVES))
 def test_lines_are_never_seen_half(name: str, server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill in the middle leaves no line file; what it left is swept when it is old by the server's clock."""
@@ -290,6 +325,7 @@ def _write_for_ever(task: bytes) -> None:
         destination.write([delivery(f"{number}-{i}", number * 100 + i, f"{i}" * 10_000) for i in range(50)])
 
 
+@pytest.mark.rule("elsewhere.whole")
 @pytest.mark.slow
 def test_lines_in_a_bucket_are_whole_after_a_kill(
     server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
@@ -390,6 +426,7 @@ def test_hdfs(server: Callable[[str], Any]) -> None:
 # --- servers in trouble -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("elsewhere.away")
 def test_a_server_that_is_away_and_back(drive: Any) -> None:
     """Away: the whole destination is unavailable. Back: the same object goes on."""
     server = drive.server
@@ -418,6 +455,7 @@ def test_a_connection_that_was_closed_while_idle(drive: Any) -> None:
     out.close()
 
 
+@pytest.mark.rule("elsewhere.away")
 @pytest.mark.parametrize("name", ["ftp", "smb"])
 def test_a_wrong_password(name: str, server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Misconfigured, by the URL, without the password, whether it is in the environment or in the URL."""
@@ -431,6 +469,7 @@ def test_a_wrong_password(name: str, server: Callable[[str], Any], monkeypatch: 
         assert "127.0.0.1" in str(caught.value)
 
 
+@pytest.mark.rule("elsewhere.away")
 def test_a_host_key_that_nobody_knows(server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """SFTP to it is refused, before anything is sent."""
     where = place_on("sftp", server, monkeypatch)
@@ -439,12 +478,14 @@ def test_a_host_key_that_nobody_knows(server: Callable[[str], Any], monkeypatch:
         Directory(where.url, storage_options=unknown).check()
 
 
+@pytest.mark.rule("elsewhere.away")
 def test_a_bucket_that_is_missing(server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     where = place_on("s3", server, monkeypatch)
     with pytest.raises(Misconfigured, match="no such bucket"):
         Directory(f"s3://missing-{where.bucket}/out").check()
 
 
+@pytest.mark.rule("elsewhere.whole")
 def test_readers_are_told_where_a_name_may_be_missing(drive: Any) -> None:
     """By each run, about servers that cannot rename over a file; of the others nothing is said."""
     out = opened(drive)

@@ -166,6 +166,7 @@ def test_identity_and_sequences(real: RedisServer, client: Any, prefix: str) -> 
     target.close()
 
 
+@pytest.mark.rule("redis.full")
 def test_out_of_memory_is_waited_for(real: RedisServer, client: Any, prefix: str) -> None:
     """Nothing of the chunk takes effect, also of a document that is there; then all of it does."""
     target = opened(Redis(real.url, prefix))
@@ -186,6 +187,7 @@ def test_out_of_memory_is_waited_for(real: RedisServer, client: Any, prefix: str
     target.close()
 
 
+@pytest.mark.rule("redis.full")
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])
 def test_an_eviction_policy_is_refused(real: RedisServer, client: Any, prefix: str, policy: str) -> None:
     client.config_set("maxmemory-policy", policy)
@@ -198,6 +200,7 @@ def test_an_eviction_policy_is_refused(real: RedisServer, client: Any, prefix: s
         client.config_set("maxmemory-policy", "noeviction")
 
 
+@pytest.mark.rule("redis.crash")
 @pytest.mark.parametrize(
     ("setting", "value", "says"),
     [("appendonly", "no", "appendonly is off"), ("appendfsync", "everysec", "appendfsync is everysec")],

@@ -91,6 +91,7 @@ IDS = [
 ]
 
 
+@pytest.mark.rule("mysql.ids")
 @pytest.mark.parametrize("mode", ["upsert", "append"])
 def test_ids_that_collations_fold_are_different_documents(mysql_database: MySqlDatabase, mode: Any) -> None:
     """Case, accents, width, blanks and NULs at the end; as long as an index takes. One byte more is refused alone."""
@@ -134,6 +135,7 @@ def test_a_column_takes_what_its_type_reads(mysql_database: MySqlDatabase) -> No
 # --- what is there already --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("mysql.ids")
 @pytest.mark.parametrize(
     "type_",
     ["VARCHAR(255) COLLATE utf8mb4_general_ci", "VARCHAR(255) COLLATE utf8mb4_bin", "CHAR(200) CHARACTER SET latin1",
@@ -166,6 +168,7 @@ def test_a_key_that_keeps_all_apart_is_taken(mysql_database: MySqlDatabase) -> N
     sql.close()
 
 
+@pytest.mark.rule("mysql.ids")
 def test_a_table_without_transactions_is_refused(mysql_database: MySqlDatabase) -> None:
     Sql(mysql_database.url).check()
     mysql_database.query("ALTER TABLE documents MODIFY id VARBINARY(200) NOT NULL, ENGINE=MyISAM")
@@ -202,6 +205,7 @@ def test_a_table_that_is_made_again_is_another_one(mysql_database: MySqlDatabase
 # --- writers that meet ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("mysql.newest")
 def test_the_sequence_is_assigned_last(mysql_database: MySqlDatabase) -> None:
     """The upsert compares each column with the sequence that is there, not with the one that it sets: an older row
     changes nothing, a newer one everything."""
@@ -241,7 +245,7 @@ def write_versions(url: str, start: Any, own: int, step: int) -> None:
     sql.close()
 
 
-@pytest.mark.rule("destination.stale")
+@pytest.mark.rule("destination.stale", "mysql.newest")
 def test_of_many_writers_the_newest_sequence_wins(mysql_database: MySqlDatabase) -> None:
     """Three processes write versions of the same ids at once: of each id the newest is in force, deletes included, and
     no id is both there and deleted."""
@@ -300,6 +304,7 @@ def test_a_delete_waits_for_those_who_upsert(mysql_database: MySqlDatabase, monk
         sql.close()
 
 
+@pytest.mark.rule("mysql.newest")
 def test_deadlocks_are_begun_again(mysql_database: MySqlDatabase) -> None:
     """A transaction that the server gives up for another's sake is repeated, a few times; then it is tried later."""
     sql = opened(Sql(mysql_database.url))
@@ -356,6 +361,7 @@ def test_several_drivers_may_make_the_tables_at_once(mysql_database: MySqlDataba
 # --- limits and errors ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("mysql.packet")
 def test_what_is_larger_than_a_packet_harms_only_its_document(mysql_database: MySqlDatabase) -> None:
     """A document beyond ``max_allowed_packet`` is refused with that name; many that are large together are sent in
     several statements of one transaction."""

@@ -233,6 +233,40 @@ def test_a_commit_that_timed_out_is_not_taken_for_aborted(topics: Topics) -> Non
     assert [r.key for r in topics.read(topic)] == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_commit_that_did_not_take_effect_is_committed_again(topics: Topics, times: int) -> None:
+    """The error came before the brokers had the request: the same transaction is committed, nothing is sent again."""
+    topic = topics.new()
+    kafka, where = made(topics, topic), context(topic)
+    kafka.open(where)
+    sender = kafka.sender
+    assert isinstance(sender, TransactionSender)
+    assert kafka.write([delivery("a", 1)]) == [Outcome.ok()]
+
+    class Early:
+        """The producer, whose first commits time out before they are sent."""
+
+        def __init__(self, real: Any) -> None:
+            self.real, self.left = real, times
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.real, name)
+
+        def commit_transaction(self, timeout: float) -> None:
+            if self.left:
+                self.left -= 1
+                assert [r.key for r in topics.read(topic)] == [b"a"], "nobody sees what is not committed"
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "not sent", False, True, False))
+            self.real.commit_transaction(timeout)
+
+    early = sender.producer = Early(sender.producer)
+    assert kafka.write([delivery("b", 2)]) == [Outcome.ok()]
+    assert (early.left, sender.producer) == (0, early), "it was begun again"
+    assert kafka.write([delivery("c", 3), delivery("b", 2)]) == [Outcome.ok()] * 2
+    kafka.close()
+    assert [r.key for r in topics.read(topic)] == [b"a", b"b", b"c"]
+
+
 def test_marks_of_settled_rows_go(topics: Topics) -> None:
     """All but the newest, which tells an old copy of the state; those of rows that may come again stay."""
     topic = topics.new()

@@ -16,11 +16,14 @@ import pytest
 
 from ferryman import crash
 from ferryman.crash import KAFKA
+from ferryman.engine.summary import Summary
 from ferryman.operations import list_retained, remove_retained
+from ferryman.verification import verify
 from tests.destinations.search_index import SearchIndex
 from tests.kafka.child import OVERTAKEN, Job, plan_of
 from tests.servers.kafka import KafkaServer
 from tests.support.kafka_topics import Topics
+from tests.support.plan_world import Watch, run_plan
 from tests.support.tiers import sampled
 from tests.support.zygote import Zygote
 
@@ -146,6 +149,67 @@ def test_what_a_killed_plan_leaves_is_removed(zygote: Zygote, topics: Topics, pl
     assert topics.read(out) == before
     assert not any(name in kept.place for name in topics.admin.list_topics(timeout=30).topics if "marks" in name)
     assert list_retained(plan, state=place / "state") == remove_retained(plan, state=place / "state") == []
+
+
+def run_here(pipe: Pipe) -> tuple[Summary, str]:
+    observer = Watch()
+    plan = plan_of(Job(**pipe.job))  # type: ignore[arg-type]
+    summary = run_plan(plan, pipe.place / "state", observer=observer, wave_bytes=100_000)
+    return summary, "\n".join(observer.messages)
+
+
+@pytest.mark.rule("kafka.marks-lost")
+def test_marks_that_were_deleted_stop_it(zygote: Zygote, topics: Topics, place: Path) -> None:
+    """Rows that an earlier run may have sent are not sent again until somebody has decided that; rows that nobody can
+    have sent go on with new marks."""
+    pipe = Pipe(topics, place)
+    code, said = zygote.run(**pipe.job, arm=("kafka.committed:2", str(place / "killed")))
+    assert code == -9, said
+    out = f"{pipe.topic}-out"
+    before = topics.read(out)
+    assert before
+    plan = plan_of(Job(**pipe.job))  # type: ignore[arg-type]
+    marks = list_retained(plan, state=place / "state")[0].place.split()[1]
+    topics.delete(marks)
+    summary, said = run_here(pipe)
+    assert summary.exit == 4, said
+    assert f"deleted topic {marks}" in said
+    assert "--config cleanup.policy=compact" in said
+    assert topics.read(out) == before
+    assert topics.cluster.topic(marks) is None
+
+    topics.new(marks, 8, cleanup_policy="compact")
+    summary, said = run_here(pipe)
+    assert summary.exit == 0, said
+    assert len(topics.read(out)) == pipe.written + len(before)
+
+    topics.delete(marks)
+    pipe.fill(10)
+    summary, said = run_here(pipe)
+    assert (summary.exit, summary.delivered) == (3, 10), said
+    assert "`ferryman verify PLAN --repair`" in said
+
+
+@pytest.mark.rule("kafka.made-again")
+def test_a_topic_that_was_made_again_is_named(topics: Topics, place: Path) -> None:
+    """What is new arrives; that the rest is not there is said, and verify has it sent again."""
+    pipe = Pipe(topics, place)
+    out = f"{pipe.topic}-out"
+    assert run_here(pipe)[0].exit == 0
+    topics.delete(out)
+    topics.new(out, 2)
+    pipe.fill(20)
+    summary, said = run_here(pipe)
+    assert summary.delivered == 20, said
+    assert "what was delivered before may not be in it" in said
+    assert len(topics.read(out)) == 20
+    plan = plan_of(Job(**pipe.job))  # type: ignore[arg-type]
+    verify(plan, state=place / "state", repair=True)
+    assert run_here(pipe)[0].delivered == MESSAGES
+    assert verify(plan, state=place / "state").exit == 0
+    summary, said = run_here(pipe)
+    assert summary.exit == 0, said
+    assert sorted(msgspec.json.decode(r.value or b"")["n"] for r in topics.read(out)) == list(range(pipe.written))
 
 
 @pytest.mark.slow  # a broker starts in ten seconds

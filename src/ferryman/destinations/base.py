@@ -385,6 +385,10 @@ class Destination:
         names and places, without secrets; for ``plan remove``."""
         return []
 
+    def after_loss(self, context: DestinationContext) -> str:
+        """Return what an operator can do if what ``retained`` has named is gone, and rows may have been sent."""
+        return ""
+
     def remove_retained(self, context: DestinationContext) -> None:
         """Have other systems keep nothing for this state beside what was delivered; there may be nothing. It will not
         be delivered to from this state again. Called while no worker is at work; it may be repeated."""

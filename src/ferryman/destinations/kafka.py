@@ -266,6 +266,15 @@ class Kafka(Destination):
         name = marks_name(context)
         return [] if self.cluster.topic(name) is None else [f"topic {name} at {self.cluster.servers}"]
 
+    def after_loss(self, context: DestinationContext) -> str:
+        name = marks_name(context)
+        return (
+            f"Somebody has deleted topic {name} at {self.cluster.servers}, by which a row is not sent twice. Messages "
+            f"of topic {self.topic} have the hash of their delivery in the header {HASH}. To have all that is pending "
+            f"sent, also what is there, make the topic again: kafka-topics.sh --create --topic {name} --partitions "
+            f"{context.lanes} --config cleanup.policy=compact"
+        )
+
     def remove_retained(self, context: DestinationContext) -> None:
         """End every transaction of this state, for which readers would wait, and delete the topic of marks."""
         marks = marks_name(context)

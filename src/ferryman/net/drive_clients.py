@@ -151,10 +151,27 @@ class Ftp(DriveClient):
         path = self._strip_protocol(path)
         if path == "/":
             return {"name": "/", "size": 0, "type": "directory"}
+        if (entry := self._info_of_one(path)) is not None:
+            return entry
         for entry in self.ls(posixpath.dirname(path)):
             if entry["name"] == path:
                 return dict(entry)
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
+
+    def _info_of_one(self: Any, path: str) -> dict[str, Any] | None:
+        """Return what ``MLST`` says of a path; None: the server refuses, so that a listing has to tell why. A listing
+        for each file of a folder would take time by the square of their number."""
+        with self._asking(path):
+            try:
+                lines = self.ftp.sendcmd(f"MLST {path}").split("\n")
+            except ftplib.error_perm:
+                return None
+        facts = next((line.lstrip(" ").partition(" ")[0] for line in lines[1:] if line.startswith(" ")), "")
+        pairs = (fact.partition("=") for fact in facts.split(";") if fact)
+        found = {name.lower(): value for name, _, value in pairs}
+        if "type" not in found:
+            return None
+        return _mlsd_entry(path, found) or {"name": path, "size": 0, "type": "directory"}
 
     def cat_file(self: Any, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         with self._reading(path, start or 0) as connection:

@@ -30,6 +30,7 @@ from ferryman.engine.send_order import (
 )
 from ferryman.errors import (
     EngineError,
+    Misconfigured,
     PermanentError,
     StateForeign,
     WorkerDied,
@@ -54,6 +55,11 @@ _UNASKED: Final = "ferryman.unasked "
 """Prefix of application ids (on the outbox), followed by the name of a destination that did not answer when asked what
 it has of this state. The number is the next free sequence at the first attempt; 0: it has answered since."""
 
+_RETAINED: Final = "ferryman.retained "
+"""Prefix of application ids (on the outbox), followed by the name of a destination that has kept something in other
+systems, see ``Destination.retained``. The number is 1."""
+
+_LOST: Final = "what it kept about {rows} that an earlier run may have sent is gone. Nothing was sent. "
 
 _TAKES: Final = "ferryman.takes "
 """Prefix of application ids (on the outbox), followed by the name of a destination that has refused a chunk for its
@@ -93,6 +99,10 @@ class Dispatcher:
         self._isolated: set[str] = set()
         """Destinations that killed a worker or hung in their last pass, and are therefore called in a child process."""
         self._doubts = Doubts()
+        self._first_new_sequence = state.next_sequence
+        """Rows below it were committed by earlier runs, which may have sent them."""
+        self._retaining: set[str] = set()
+        """Destinations that had in this run what they keep in other systems."""
         self.breakers = breakers
         self.on_checked: Callable[[str], None] = lambda name: None
         """Called with the name of each destination whose check has succeeded."""
@@ -125,7 +135,7 @@ class Dispatcher:
             if (node := self._nodes.get(name)) is not None
             and not isinstance(node, KeyedNode)
             and self._check(node)
-            and self._begin_pass(node, number)
+            and self._begin_pass(node, number, files)
         ]
         if not work:
             on_sent()
@@ -271,13 +281,35 @@ class Dispatcher:
         self.on_checked(node.name)
         return True
 
-    def _begin_pass(self, node: DestinationNode, number: int) -> bool:
-        """Return whether rows may be sent to a destination: its ``begin_pass`` succeeds."""
+    def _begin_pass(self, node: DestinationNode, number: int, files: Sequence[DataFile]) -> bool:
+        """Return whether rows may be sent to a destination: its ``begin_pass`` succeeds, and what it keeps in other
+        systems about rows that may have been sent is still there."""
         if type(node.destination).begin_pass is Destination.begin_pass:
             return True
         context = context_of(self._state.plan, node, number, sender_of(self._state.root))
         context = context._replace(lanes=self._max_lanes(node, alone=True))
-        return self._succeeds(node, "begin_pass", partial(node.destination.begin_pass, context))
+        if type(node.destination).retained is Destination.retained or node.name in self._retaining:
+            return self._succeeds(node, "begin_pass", partial(node.destination.begin_pass, context))
+        outbox, note = self._state.outbox, f"{_RETAINED}{node.name}"
+        is_noted = bool(outbox.transaction(note))
+        older = sum(pending_rows(file) for file in files if first_sequence(file) < self._first_new_sequence)
+        is_kept = False
+
+        def begin() -> None:
+            nonlocal is_kept
+            if is_noted and older and not node.destination.retained(context):
+                raise Misconfigured(
+                    _LOST.format(rows=plural(older, "row", "rows")) + node.destination.after_loss(context)
+                )
+            node.destination.begin_pass(context)
+            is_kept = bool(node.destination.retained(context))
+
+        if not self._succeeds(node, "begin_pass", begin):
+            return False
+        if is_kept and not is_noted:
+            outbox.commit("epoch", transactions={note: 1})
+        self._retaining.add(node.name)
+        return True
 
     def _succeeds(self, node: DestinationNode, name: str, method: Callable[[], None]) -> bool:
         """Call a method of a destination; return whether it succeeds. Its breaker learns of a failure."""
