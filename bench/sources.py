@@ -24,12 +24,17 @@ from ferryman import Plan, run
 from ferryman.destinations import OpenSearch
 from ferryman.limits import format_count
 from ferryman.sources import Bookmark, Complete, Git, Imap, Listed, Mailbox, Site, Solr, Source
+from ferryman.sources import OpenSearch as OpenSearchSource
 
 PAGES = 10_000
 FILES = 200_000
 MAILS = 300_000
 INDEXED = 1_000_000
 PAGE = 1000
+ELASTICDUMP = "elasticdump@6.125.1"
+FLAT = 1.3
+"""Greatest ratio of the peaks of memory at ten times the documents."""
+
 UNCHANGED_S = 2.0
 """Seconds that the design allows for 200 000 files of a repository."""
 
@@ -77,6 +82,9 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     yield from _measure_repository(sizes.rounds, files, empty_folder(folder / "repository"))
     yield from _measure_mails(sizes.rounds, MAILS if sizes.rounds > 1 else MAILS // 10)
     yield from _measure_move(sizes.rounds, INDEXED if sizes.rounds > 1 else INDEXED // 10, folder / "move")
+    yield from _measure_copy(
+        sizes.rounds, INDEXED if sizes.rounds > 1 else INDEXED // 10, empty_folder(folder / "copy")
+    )
 
 
 def _measure_site(rounds: int, pages: int) -> Iterator[Row]:
@@ -250,6 +258,54 @@ def _measure_move(rounds: int, count: int, folder: Path) -> Iterator[Row]:
         ours, bare = alternate(rounds, move, move_bare)
         yield time_row(
             f"{count} documents from Solr into OpenSearch; a loop, one page at a time", count, ours, bare, 2.0
+        )
+
+
+def _measure_copy(rounds: int, count: int, folder: Path) -> Iterator[Row]:
+    """Measure what copies an index of OpenSearch to another one, and its memory at two sizes."""
+    print_progress(f"filling an index of OpenSearch with {count} documents")
+    install = ["npm", "install", "--no-audit", "--no-fund", "--silent", "--prefix", str(folder), ELASTICDUMP]
+    subprocess.run(install, check=True)
+    text = "Ferries cross a river on a rope or a chain, and carry what comes. " * 6
+    with OpenSearchServer() as server:
+        client = PoolManager(maxsize=1)
+        for start in range(0, count, 10_000):
+            lines = []
+            for n in range(start, min(start + 10_000, count)):
+                lines += [json.dumps({"index": {"_id": f"d{n:07}"}}), json.dumps({"title": f"Ferry {n}", "text": text})]
+            for index in ("old", "few") if start < count // 10 else ("old",):
+                body = "\n".join([*lines, ""]).encode()
+                assert not _ask(client, f"{server.url}/{index}/_bulk", body, "application/x-ndjson")["errors"]
+        client.request("POST", f"{server.url}/old,few/_refresh")
+
+        def copy(index: str, expected: int) -> None:
+            plan = Plan("copy", version=1)
+            plan.source("old", OpenSearchSource(server.url, index)).destination("new", OpenSearch(server.url, "ours"))
+            with phases() as watch:
+                summary = run(plan, state=empty_folder(folder / "state"), spark=spark(), observer=watch)
+            assert summary.delivered == expected, summary
+            client.request("DELETE", f"{server.url}/ours")
+
+        def dump() -> None:
+            command = [str(folder / "node_modules" / ".bin" / "elasticdump"), f"--input={server.url}/old"]
+            command += [f"--output={server.url}/dumped", "--type=data", f"--limit={PAGE}", "--quiet"]
+            subprocess.run(command, check=True, capture_output=True)
+            client.request("POST", f"{server.url}/dumped/_refresh")
+            [found] = client.request("GET", f"{server.url}/_cat/count/dumped?format=json").json()
+            assert int(found["count"]) == count, found
+            client.request("DELETE", f"{server.url}/dumped")
+
+        few = client.request("GET", f"{server.url}/_cat/count/few?format=json").json()[0]["count"]
+        ours, peer, small = alternate(rounds, lambda: copy("old", count), dump, lambda: copy("few", int(few)))
+        yield time_row(f"{count} documents from OpenSearch into OpenSearch; elasticdump", count, ours, peer, 1.0)
+        ratio = ours.mb["worker"] / small.mb["worker"]
+        yield Row(
+            f"peak memory of the worker: {count} documents of an index; {few} documents",
+            f"{ours.mb['worker']} MB",
+            f"{small.mb['worker']} MB",
+            f"{ratio:.2f}×",
+            f"≤ {FLAT}×",
+            ratio <= FLAT,
         )
 
 

@@ -253,11 +253,13 @@ def kill_and_go_on(kind: str, point: str, place: Path, request: pytest.FixtureRe
     assert Counter(sent) == {"upsert": len(BEFORE) + 3 + 2 * home, "delete": gone}
 
 
+@pytest.mark.rule("source.killed")
 @pytest.mark.parametrize(("kind", "point"), cases(KINDS))
 def test_a_source_is_killed(kind: str, point: str, place: Path, request: pytest.FixtureRequest) -> None:
     kill_and_go_on(kind, point, place, request)
 
 
+@pytest.mark.rule("source.killed")
 @pytest.mark.server
 @pytest.mark.parametrize(("kind", "point"), cases(ON_SERVERS))
 def test_a_source_on_a_server_is_killed(kind: str, point: str, place: Path, request: pytest.FixtureRequest) -> None:

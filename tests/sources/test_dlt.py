@@ -363,6 +363,7 @@ class TestDlt(SourceSuite):
 ORDERS = ("asc", "desc", "unordered", "parallel", "transformed")
 
 
+@pytest.mark.rule("dlt.state")
 @pytest.mark.parametrize(
     ("order", "row"),
     [
@@ -386,6 +387,7 @@ def test_a_resource_is_killed_before_a_row(place: Path, order: str, row: int) ->
     assert sent == ["upsert"] * 7
 
 
+@pytest.mark.rule("dlt.state")
 @pytest.mark.parametrize(
     "order", [pytest.param(each, marks=[] if each == "asc" else [pytest.mark.slow]) for each in ORDERS]
 )

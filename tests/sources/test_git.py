@@ -108,6 +108,7 @@ def test_the_same_commit_and_options_list_nothing(server: GitServer, repository:
     )) == Unchanged()  # fmt: skip
 
 
+@pytest.mark.rule("git.changes")
 def test_a_commit_lists_what_differs(server: GitServer, repository: GitRepository, tmp_path: Path) -> None:
     """Also where the commits have no history in common, and whatever became of a path."""
     other = GitRepository(tmp_path / "other")
@@ -139,6 +140,7 @@ def test_a_commit_lists_what_differs(server: GitServer, repository: GitRepositor
     assert (scans.scan(), scans.deleted) == ([], [])
 
 
+@pytest.mark.rule("git.changes")
 def test_listings_of_differences_add_up(repository: GitRepository, tmp_path: Path) -> None:
     """After every commit of a random history, the state that listings lead to is the tree."""
     random = Random(42)
@@ -164,6 +166,7 @@ def test_listings_of_differences_add_up(repository: GitRepository, tmp_path: Pat
     assert not scans.is_complete
 
 
+@pytest.mark.rule("git.changes")
 @pytest.mark.parametrize(
     ("removed", "options"), [(2, {}), (51, {}), (1, {"detect": "none"})], ids=["a share", "a folder", "every document"]
 )

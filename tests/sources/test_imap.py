@@ -152,6 +152,7 @@ def test_an_id_is_the_servers_where_it_has_one(ann: Account, proxy: ImapProxy, n
     assert not any("HEADER" in command for command in proxy.commands)
 
 
+@pytest.mark.rule("mail.once")
 def test_a_mail_is_one_document_wherever_it_lies(ann: Account) -> None:
     ann.put(1, 1, 2)
     ann.put(1, folder="Archive")
@@ -225,6 +226,7 @@ def test_a_mail_that_is_marked_as_deleted_counts_as_deleted(ann: Account, proxy:
     assert [id[0] for id in Scanned(source, after).ids()] == ["1", "2"]
 
 
+@pytest.mark.rule("mail.once")
 def test_new_numbers_double_and_delete_nothing(ann: Account) -> None:
     """A new UIDVALIDITY: headers are read again, contents are not."""
     ann.put(1, 2, 3)
@@ -242,6 +244,7 @@ def test_new_numbers_double_and_delete_nothing(ann: Account) -> None:
     assert len(after.documents()) == 3
 
 
+@pytest.mark.rule("mail.once")
 def test_a_moved_mail_moves(ann: Account) -> None:
     ann.put(1, 2)
     ann.put(3, folder="Archive")

@@ -274,6 +274,7 @@ def test_points_in_time_are_closed(engine: Engine) -> None:
     assert documents(scan(engine.source(), bookmarks(second))) == PLAYS  # points that are gone are no error
 
 
+@pytest.mark.rule("index.partial")
 def test_a_point_in_time_that_expires_makes_it_incomplete(engine: Engine) -> None:
     engine.there.put({f"doc-{n}": {"n": n} for n in range(300)})
     source = engine.source()
@@ -316,6 +317,7 @@ class PartialAnswers(FrontServer):
         return json.dumps(answer).encode()
 
 
+@pytest.mark.rule("index.partial")
 @often
 def test_what_is_partial_is_incomplete(engine: Engine) -> None:
     """Failed shards, time that was not enough, fewer documents than were counted: each by its reason."""

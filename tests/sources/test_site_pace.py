@@ -67,6 +67,7 @@ def server(clock: FakeTime) -> Iterator[TimedServer]:
         yield site
 
 
+@pytest.mark.rule("site.pace")
 @pytest.mark.parametrize(("rate", "least_s"), [(2, 0.5), (0.1, 10.0)])
 def test_a_host_is_asked_at_its_rate(server: TimedServer, rate: float, least_s: float) -> None:
     scans = Scans(server, rate=rate)
@@ -75,6 +76,7 @@ def test_a_host_is_asked_at_its_rate(server: TimedServer, rate: float, least_s: 
     assert min(server.pauses()) >= least_s - 1e-6
 
 
+@pytest.mark.rule("site.pace")
 @pytest.mark.parametrize(
     ("robots", "least_s"),
     [
@@ -94,6 +96,7 @@ def test_the_pause_that_robots_txt_asks_for(server: TimedServer, robots: str, le
     assert max(after) < least_s + 1
 
 
+@pytest.mark.rule("site.pace")
 @pytest.mark.parametrize(("status", "asked_s"), [(429, 30), (503, 5)])
 def test_a_busy_server_says_when_to_come_again(server: TimedServer, status: int, asked_s: int) -> None:
     """A server that has too many requests is asked more slowly from then on."""
@@ -110,6 +113,7 @@ def test_a_busy_server_says_when_to_come_again(server: TimedServer, status: int,
         assert later[0] - times[1] >= asked_s - 1e-6
 
 
+@pytest.mark.rule("site.doubt")
 def test_a_server_that_asks_for_too_long_is_in_doubt(server: TimedServer, clock: FakeTime) -> None:
     scans = Scans(server)
     assert scans.scan() == ["/", "/a", "/b"]
@@ -120,6 +124,7 @@ def test_a_server_that_asks_for_too_long_is_in_doubt(server: TimedServer, clock:
     assert clock.now - before < 60
 
 
+@pytest.mark.rule("site.pace")
 def test_processes_share_one_pace(clock: FakeTime) -> None:
     """Each is given times of its own by the file that they share, whichever comes first."""
     pipes = []

@@ -54,7 +54,7 @@ from ferryman.sources.base import Retained, Source
 from ferryman.state.activity import Trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions, combined_counts, log_counts, reader_name
 from ferryman.state.outbox import pending_rows
-from ferryman.state.source_memory import SourceMemory, load_memory
+from ferryman.state.source_memory import load_memories
 from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
 from ferryman.state.targets import load_targets, load_verified
 from ferryman.storage import files, parquet
@@ -105,10 +105,10 @@ def retained_counts(root: StatePath, plan: Plan) -> dict[str, Any]:
 
 
 def unseen_deletes(root: StatePath, plan: Plan) -> dict[str, Any]:
-    """Return ``unseen_deletes``: for each source which documents it does not see being deleted, as of its last scan; {}
-    if all sources see all deletes."""
-    nodes = [node for node in sources_of(plan.nodes) if node.source.may_not_see_deletes]
-    found = {node.name: memory.unseen_deletes for node, memory in _memories(root, plan, nodes) if memory.unseen_deletes}
+    """Return ``unseen_deletes``: source -> which deletes it does not see, as of its last scan; {} if it sees all."""
+    names = [node.name for node in sources_of(plan.nodes) if node.source.may_not_see_deletes]
+    memories = retry_read(root, lambda: load_memories(root, plan, names))
+    found = {name: memory.unseen_deletes for name, memory in memories.items() if memory.unseen_deletes}
     return {"unseen_deletes": found} if found else {}
 
 
@@ -878,18 +878,5 @@ def retained(root: StatePath, plan: Plan, *, skip_errors: bool = False) -> dict[
 def retaining_sources(root: StatePath, plan: Plan) -> list[tuple[SourceNode, dict[str, Any]]]:
     """Return the sources for which other systems may keep something, with the bookmarks of the last commit."""
     nodes = [n for n in sources_of(plan.nodes) if type(n.source).retained is not Source.retained]
-    return [(node, memory.bookmarks) for node, memory in _memories(root, plan, nodes)]
-
-
-def _memories(root: StatePath, plan: Plan, nodes: list[SourceNode]) -> list[tuple[SourceNode, SourceMemory]]:
-    """Return these sources with their memories as of the last commit."""
-    if not nodes:
-        return []
-
-    def read() -> list[tuple[SourceNode, SourceMemory]]:
-        state = State(root, plan)
-        with state.readers.reading():
-            state.open_for_reading()
-            return [(node, load_memory(state, node.name)) for node in nodes]
-
-    return retry_read(root, read)
+    memories = retry_read(root, lambda: load_memories(root, plan, [node.name for node in nodes]))
+    return [(node, memories[node.name].bookmarks) for node in nodes]

@@ -7,13 +7,14 @@ memory changes together with what was listed before it. Files that the last comm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from ferryman import crash
 from ferryman.errors import StateDamaged
+from ferryman.plan import Plan
 from ferryman.state.state import SOURCES, State
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
@@ -56,6 +57,16 @@ def load_memory(state: State, source: str) -> SourceMemory:
         return msgspec.convert(files.unseal(path), SourceMemory)
     except msgspec.ValidationError as e:
         raise StateDamaged(str(path), f"it is not what was written ({e})") from e
+
+
+def load_memories(root: StatePath, plan: Plan, sources: Sequence[str]) -> dict[str, SourceMemory]:
+    """Return the memories of these sources as of the last commit, beside a driver that may be at work."""
+    if not sources:
+        return {}
+    state = State(root, plan)
+    with state.readers.reading():
+        state.open_for_reading()
+        return {name: load_memory(state, name) for name in sources}
 
 
 def memory_path(state: State, source: str) -> StatePath | None:

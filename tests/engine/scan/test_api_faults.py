@@ -72,6 +72,7 @@ CARELESS: dict[str, Callable[[ApiServer, int], Reply | None]] = {
 }
 
 
+@pytest.mark.rule("source.incomplete")
 @pytest.mark.parametrize(
     ("read", "fault"),
     [
@@ -109,6 +110,7 @@ def read_politely(url: str) -> Iterator[dict[str, Any]]:
         raise Unavailable("429", wait_s=float(e.headers["retry-after"])) from e
 
 
+@pytest.mark.rule("source.wait")
 @pytest.mark.parametrize("asked", [90, 10_000_000])
 def test_an_api_says_when_it_may_be_asked_again(trial: PlanWorld, api: ApiServer, asked: int) -> None:
     """The run waits that long, if it may, and a day at most."""

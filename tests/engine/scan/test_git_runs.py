@@ -68,6 +68,7 @@ def test_a_killed_run_goes_on(trial: PlanWorld, place: Path, wave: int, phase: s
     assert trial.arrived() == dict.fromkeys("abcd", 1)
 
 
+@pytest.mark.rule("git.changes")
 def test_a_commit_that_takes_back_what_a_killed_run_has_sent(trial: PlanWorld, place: Path) -> None:
     """The commit that was listed last does not differ, but what the first wave has committed does."""
     repository = GitRepository(place / "r")
@@ -99,6 +100,7 @@ def _last(world: PlanWorld) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.rule("git.changes")
 def test_deletes_that_were_held_are_allowed_at_the_same_commit(trial: PlanWorld, place: Path) -> None:
     repository = GitRepository(place / "r")
     for name in "abcd":

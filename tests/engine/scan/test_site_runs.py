@@ -35,6 +35,7 @@ def arrived(trial: PlanWorld, server: SiteServer) -> dict[str, int]:
     return {id.replace(server.url, ""): count for id, count in trial.arrived().items()}
 
 
+@pytest.mark.rule("site.doubt")
 def test_what_is_unchanged_is_not_sent(trial: PlanWorld, server: SiteServer) -> None:
     trial.build(source=site(server))
     assert trial.run().exit == 0
@@ -107,6 +108,7 @@ def test_a_budget_needs_several_runs(trial: PlanWorld, server: SiteServer) -> No
     assert arrived(trial, server) == dict.fromkeys(PAGES, 1)
 
 
+@pytest.mark.rule("site.killed")
 @pytest.mark.parametrize("phase", ["transform", "commit"])
 def test_after_a_kill_only_the_pages_of_that_scan_are_asked_for_again(
     trial: PlanWorld, server: SiteServer, phase: str

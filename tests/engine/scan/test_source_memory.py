@@ -82,6 +82,7 @@ def kept(world: PlanWorld) -> list[str]:
     return [path.name for path in (world.root / "sources" / "docs").glob("*.parquet")]
 
 
+@pytest.mark.rule("cursor.kept")
 def test_only_what_is_new_is_asked_for(trial: PlanWorld, feed: Feed) -> None:
     trial.build(source=Cursor(feed.read))
     feed.add("a", n=1)
@@ -157,6 +158,7 @@ def failing_step(place: Path, error: Callable[[str], Exception]) -> Callable[[Do
     return work
 
 
+@pytest.mark.rule("cursor.kept")
 @pytest.mark.parametrize("error", [TransientError, Unavailable])
 def test_a_document_that_waits_is_not_asked_for_again(
     trial: PlanWorld, feed: Feed, place: Path, error: Callable[[str], Exception]
@@ -242,6 +244,7 @@ def test_deletes_that_are_not_said_are_found_by_reading_everything(trial: PlanWo
     assert trial.counts() == {"delivered": 10, "deleted": 1}
 
 
+@pytest.mark.rule("source.unseen-deletes")
 def test_status_says_that_a_source_does_not_see_deletes(
     trial: PlanWorld, feed: Feed, capsys: pytest.CaptureFixture[str]
 ) -> None:
