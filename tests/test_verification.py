@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import shutil
 import signal
 import sqlite3
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferryman import Document, limits
+from ferryman import Document, Remember, limits
 from ferryman.cli.account import print_targets
 from ferryman.destinations import Directory, JsonLines, Memory, Queue, Sql, Webhook
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
@@ -29,6 +30,7 @@ from ferryman.routers import ByField, Duplicate
 from ferryman.sources import Memory as Listed
 from ferryman.state.targets import load_verified
 from ferryman.verification import Verification, verify
+from tests.support.paid import Service, steps
 from tests.support.plan_world import PlanWorld, place
 from tests.support.program import run_program
 
@@ -44,6 +46,10 @@ def with_pages(doc: Document) -> Iterator[Document]:
     same = doc.child("b", raw=b"the same in each version", title="second")
     same.only_if_changed = True
     yield same
+
+
+def add_up(key: str, values: list[Any]) -> Any:
+    return sum(values)
 
 
 def build(world: PlanWorld, **destinations: Any) -> Plan:
@@ -746,6 +752,58 @@ def test_an_archive_gets_its_content_back(place: Path) -> None:
             path.write_text("oops!")
     assert len(found(look(world, repair=True))) == 3
     assert world.run().exit == 0
+    assert look(world).exit == 0
+
+
+@pytest.mark.rule("verify.repair")
+def test_a_repair_calls_no_step_again_for_what_it_remembers(place: Path) -> None:
+    """What is sent again is made of remembered answers; nothing is called, and nothing differs then."""
+    service = Service(place)
+
+    def plan_of(world: PlanWorld) -> Plan:
+        fn, _ = steps(service)["plain"]
+        plan = Plan("paid", version=1)
+        documents = plan.source("docs", Listed(world.documents))
+        embedded = documents.step("embed", fn, remember=Remember("v1", reads=["words"], writes=["vector"]))
+        embedded.destination("rows", sql(place), backoff=0)
+        return plan
+
+    world = PlanWorld(place, plan_of)
+    for n in range(4):
+        world.put(f"d{n}", words=f"text {n}")
+    assert world.run().exit == 0
+    called = service.calls()
+    assert sum(called.values()) == 4
+    in_database(place, "DELETE FROM documents WHERE id = 'd1'")
+    in_database(place, "UPDATE documents SET fields = '{}' WHERE id = 'd2'")
+    assert found(look(world, repair=True)) == [("changed", "d2"), ("missing", "d1")]
+    assert world.run(checked=False).delivered == 2
+    assert service.calls() == called
+    assert look(world).exit == 0
+
+
+@pytest.mark.rule("verify.repair")
+def test_an_export_of_a_key_that_is_lost_is_named(place: Path) -> None:
+    """It is not made again, for what it was made from is read only once; the next change of its key brings it back."""
+
+    def plan_of(world: PlanWorld) -> Plan:
+        plan = Plan("sums", version=1)
+        amounts = plan.source("docs", Listed(world.documents, max_deleted=1.0))
+        sums = amounts.combine("sums", add_up, key="from", value="amount", inverse=operator.neg)
+        sums.destination("rows", sql(place), backoff=0)
+        return plan
+
+    world = PlanWorld(place, plan_of)
+    world.put("a", "b", amount=2, **{"from": "x"})
+    world.put("c", amount=3, **{"from": "y"})
+    assert world.run().exit == 0
+    assert look(world).exit == 0
+    in_database(place, "DELETE FROM documents WHERE id = 'x'")
+    lost = look(world, repair=True)
+    assert (found(lost), lost.repaired) == ([("missing", "x")], 0)
+    assert "reads it only once" in lost.unrepairable[0][1]
+    world.put("d", amount=1, **{"from": "x"})
+    world.run(checked=False)
     assert look(world).exit == 0
 
 

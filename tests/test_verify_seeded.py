@@ -22,7 +22,7 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Memory
 from ferryman.verification import Verification, verify
-from tests.destinations.test_verify_servers import IDS, check_differences
+from tests.destinations.test_verify_servers import ADDED, IDS, check_differences
 from tests.support.plan_world import PlanWorld, place
 
 __all__ = ["place"]
@@ -57,6 +57,11 @@ class InSqlite:
     def put_back(self, ids: Sequence[str]) -> None:
         self.lose(ids)
         self._query("INSERT INTO documents SELECT * FROM saved WHERE id IN (SELECT id FROM wanted)", ids)
+
+    def add(self, ids: Sequence[str]) -> None:
+        self._query("CREATE TABLE added AS SELECT * FROM documents WHERE id IN (SELECT id FROM wanted)", ids)
+        self._query(f"UPDATE added SET id = '{ADDED}' || id")
+        self._query("INSERT INTO documents SELECT * FROM added")
 
 
 class InDirectory:

@@ -28,7 +28,9 @@ from tests.support.plan_world import PlanWorld
 __all__ = ["database", "index", "mysql_database", "opensearch", "postgres"]
 
 IDS = [f"library/shelf-{n % 7}/volume-{n:04d}-of-the-catalogue" for n in range(500)]
-CHANGED, OLDER, LOST, DELETED = IDS[:100], IDS[100:200], IDS[200:300], IDS[300:400]
+CHANGED, OLDER, LOST, DELETED, UNTOUCHED = (IDS[start : start + 100] for start in range(0, 500, 100))
+
+ADDED = "added by hand/"
 
 _pool = urllib3.PoolManager()
 
@@ -47,6 +49,9 @@ class Store(Protocol):
 
     def put_back(self, ids: Sequence[str]) -> None:
         """Write documents as they were when the copy was made."""
+
+    def add(self, ids: Sequence[str]) -> None:
+        """Write copies of documents under other ids, ``ADDED`` before each."""
 
 
 class InPostgres:
@@ -74,6 +79,11 @@ class InPostgres:
         self.lose(ids)
         self._database.query("INSERT INTO documents SELECT * FROM saved WHERE id = ANY(%s)", list(ids))
 
+    def add(self, ids: Sequence[str]) -> None:
+        self._database.query("CREATE TABLE added AS SELECT * FROM documents WHERE id = ANY(%s)", list(ids))
+        self._database.query("UPDATE added SET id = %s || id", ADDED)
+        self._database.query("INSERT INTO documents SELECT * FROM added")
+
 
 class InMySql:
     def __init__(self, database: MySqlDatabase) -> None:
@@ -99,6 +109,11 @@ class InMySql:
     def put_back(self, ids: Sequence[str]) -> None:
         self.lose(ids)
         self._database.query("INSERT INTO documents SELECT * FROM saved WHERE id IN %s", list(ids))
+
+    def add(self, ids: Sequence[str]) -> None:
+        self._database.query("CREATE TABLE added AS SELECT * FROM documents WHERE id IN %s", list(ids))
+        self._database.query("UPDATE added SET id = CONCAT(%s, id)", ADDED)
+        self._database.query("INSERT INTO documents SELECT * FROM added")
 
 
 class InRedis:
@@ -128,6 +143,10 @@ class InRedis:
             self._client.delete(f"{self._prefix}{id}")
             self._client.hset(f"{self._prefix}{id}", mapping=fields)
 
+    def add(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            self._client.hset(f"{self._prefix}{ADDED}{id}", mapping=self._client.hgetall(f"{self._prefix}{id}"))
+
 
 @pytest.fixture
 def in_redis(server: Callable[[str], RedisServer], tmp_path: Path) -> Iterator[tuple[Redis, InRedis]]:
@@ -152,6 +171,10 @@ class InOpenSearch:
 
     def put_back(self, ids: Sequence[str]) -> None:
         self.write([({"index": {"_id": id}}, self._saved[id]) for id in ids])
+
+    def add(self, ids: Sequence[str]) -> None:
+        now = self._index.documents()
+        self.write([({"index": {"_id": ADDED + id}}, now[id]) for id in ids])
 
     def write(self, operations: Sequence[tuple[Any, ...]]) -> None:
         body = "".join(json.dumps(line) + "\n" for lines in operations for line in lines)
@@ -178,6 +201,9 @@ class InSolr:
 
     def put_back(self, ids: Sequence[str]) -> None:
         self._add([self._saved[id] for id in ids])
+
+    def add(self, ids: Sequence[str]) -> None:
+        self._add([{**self._saved[id], "id": ADDED + id} for id in ids])
 
     def _add(self, documents: Sequence[dict[str, Any]]) -> None:
         self._post([{name: value for name, value in each.items() if name != "_version_"} for each in documents])
@@ -217,17 +243,27 @@ def check_differences(
     store.change(CHANGED)
     store.put_back([*OLDER, *DELETED])
     store.lose(LOST)
+    if adds := hasattr(store, "add"):
+        store.add(UNTOUCHED)
     found = look(repair=True, delete_extra=True)
     [target] = found.targets
     expected = {("changed", id) for id in (*CHANGED, *OLDER)} | {("missing", id) for id in LOST}
     expected |= {("extra", id) for id in DELETED}
+    expected |= {("extra", ADDED + id) for id in UNTOUCHED if adds}
     assert Counter((each.kind, each.document) for each in target.differences) == Counter(expected)
-    assert (found.repaired, found.unrepairable) == (400, [])
+    assert (found.repaired, found.unrepairable) == (len(expected), [])
     done = world.run()
-    assert (done.exit, done.delivered, done.deleted) == (0, 300, 100)
+    assert (done.exit, done.delivered, done.deleted) == (0, 300, len(expected) - 300)
     assert look().exit == 0
     assert target.counts is not None
     assert target.counts.expected == 400
+    store.put_back(IDS)  # all of the target, as it was
+    [target] = look(repair=True, delete_extra=True).targets
+    expected = {("changed", id) for id in OLDER} | {("extra", id) for id in DELETED}
+    assert Counter((each.kind, each.document) for each in target.differences) == Counter(expected)
+    done = world.run(checked=False)
+    assert (done.delivered, done.deleted) == (100, 100)
+    assert look().exit == 0
 
 
 @pytest.mark.server

@@ -78,6 +78,15 @@ def test_what_a_round_has_broken_is_named(
     assert any(broken in each for each in found.broken) or not broken
 
 
+def test_what_holds_nothing_in_the_end_is_compared_by_what_it_holds(tmp_path: Path) -> None:
+    """Everything was deleted there: a delete that is sent again has no effect, so nothing is doubled."""
+    deletes = [each._replace(operation="delete") for each in ALL]
+    comparison = RoundComparison(plan_of("exactly-once"), round_of(tmp_path / "reference", deletes, []))
+
+    assert comparison.compare(round_of(tmp_path / "round", [*deletes, deletes[0]], [])).broken == []
+    assert comparison.compare(round_of(tmp_path / "worse", deletes, ["a"])).broken != []
+
+
 @pytest.mark.parametrize("change", [{"balanced": False}, {"damage": ["ledger: torn"]}])
 def test_a_state_that_is_damaged_or_not_balanced_is_a_violation(tmp_path: Path, change: dict[str, Any]) -> None:
     reference = round_of(tmp_path / "reference", ALL, [*IDS])

@@ -211,6 +211,14 @@ class Comparison:
         joined = f"stored s FULL JOIN expected e ON {self._match}"
         self._load_texts("of_plan", hash=of_plan.keys(), destination=of_plan.values())
         self._view.keep(
+            "strays",
+            f"""
+            SELECT s.* FROM stored s ANTI JOIN expected e ON {self._match} SEMI JOIN ledger_hashes USING (hash)
+            WHERE {extra and self._keyed}
+        """,
+        )
+        ledger = "ledger" if self._count("strays") else "(SELECT * FROM ledger LIMIT 0)"  # else all of it is read
+        self._view.keep(
             "found",
             f"""
             SELECT 'missing' AS kind, e.destination, e.document, e.source, e.hash, 'it is not there' AS why
@@ -228,6 +236,10 @@ class Comparison:
             LEFT JOIN sending f ON f.document = s.id
             WHERE {extra} AND s.id IS NOT NULL AND NOT coalesce(e.may_be_there OR e.in_flight, false)
                 AND f.document IS NULL AND (p.hash IS NOT NULL OR (l.hash IS NOT NULL AND e.document IS NOT NULL))
+            UNION ALL
+            SELECT DISTINCT 'extra', l.destination, s.id, s.source, s.hash, 'it is a copy of another document'
+            FROM strays s JOIN {ledger} l ON l.delivery_hash = s.hash
+            WHERE l.destination IN {self._names} AND l.document <> s.id
         """,
         )
 

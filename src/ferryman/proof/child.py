@@ -130,7 +130,7 @@ class Observation(msgspec.Struct):
     Attributes:
         status: counts of each destination, as of ``ferryman status``.
         balanced: they add up.
-        held: destination -> (id, hash, whether it is intact) of what its twin holds.
+        held: destination -> (id, hash, whether it is intact) of what its twin holds; without those that cannot be read.
         in_doubt: (destination, hash).
         failed: (destination, hash) of deliveries that failed or were rejected.
         damage: what ``ferryman fsck`` finds.
@@ -252,7 +252,8 @@ def observe(twin: TwinPlan, folder: Path) -> Observation:
     held = {}
     for name, destination in twin.twins.items():
         context = context_of(twin.plan, nodes[name], 0, sender)  # type: ignore[arg-type]
-        held[name] = [tuple(each) for each in held_by(destination, context)]
+        if (found := held_by(destination, context)) is not None:
+            held[name] = [tuple(each) for each in found]
 
     def hashes(*statuses: str) -> list[tuple[str, str]]:
         return [

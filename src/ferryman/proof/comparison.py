@@ -155,8 +155,8 @@ class RoundComparison:
     ) -> None:
         expected, given_before = self._sum(self._reference.held, nodes), self._sum(self._reference.given, nodes)
         held, given = self._sum(this.held, nodes), self._sum(this.given, nodes)
-        readable = bool(expected or held)
-        if not readable:  # it keeps nothing, or cannot be read: what it was given is all there is
+        readable = any(name in seen.held for name in nodes)
+        if not readable:  # what it was given is all there is
             expected, held = given_before, given
         hashes = {digest for node, digest in (*seen.in_doubt, *seen.failed) if node in nodes}
         excused = {_merged(key_of(each), nodes) for each in this.arrivals if each.node in nodes and each.hash in hashes}

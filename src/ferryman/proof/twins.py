@@ -392,13 +392,13 @@ def read_arrivals(folder: Path) -> list[Arrival]:
     return [Arrival(*msgspec.json.decode(line)) for line in path.read_bytes().splitlines()]
 
 
-def held_by(twin: Destination, context: DestinationContext) -> list[Holding]:
-    """Return what a twin holds."""
+def held_by(twin: Destination, context: DestinationContext) -> list[Holding] | None:
+    """Return what a twin holds; None: it cannot be read."""
     inner = twin.inner if isinstance(twin, Twin) else twin
     if isinstance(inner, RecorderTwin):
         return inner.held()
     if not can_be_read(inner):
-        return []
+        return None
     return [Holding(each.id, each.hash, each.intact) for each in inner.inventory(context)]
 
 
