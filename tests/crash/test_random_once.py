@@ -1,5 +1,6 @@
-"""Stories by chance of a plan that takes each message once at most: killed at a note, at a point, in a step or at any time,
-with an operator between. Whatever happens, no step sees a message twice that nobody asked for, and few are in doubt."""
+"""Stories by chance of a plan that takes each message once at most: killed at a note, at a point, in a step or at any
+time, with an operator between. Whatever happens, no step sees a message twice that nobody asked for, and few are in
+doubt."""
 
 from __future__ import annotations
 
