@@ -196,6 +196,13 @@ def _synced(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
     yield QueueStep("commit.synced", _name(driver)), _moved(state, i, following)
 
 
+def _note(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
+    state = state._replace(noted=driver.reached)
+    if config.mutation == "the position is committed after the outputs":
+        state = state._replace(position=driver.reached)
+    yield QueueStep("note", _name(driver)), _moved(state, i, driver._replace(at="dispatch"))
+
+
 # -- operator commands -----------------------------------------------------------------------------------
 
 
