@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -111,6 +114,42 @@ def test_an_owner_on_another_host_counts_as_alive(journal: Journal, monkeypatch:
     journal.claim(1, ROWS)
     monkeypatch.undo()
     assert journal.owner_alive(1, ROWS)
+
+
+def test_an_owner_in_another_container_of_this_machine_counts_as_alive(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The boot is the same, and process ids mean other processes there: one that is nobody's here may be at work."""
+    here = processes.machine_id()
+    boot, space = here.split(" ")
+    dead = multiprocessing.get_context("fork").Process(target=int)
+    dead.start()
+    pid, started = dead.pid, processes.start_time_of(dead.pid or 0)
+    dead.join()
+    assert pid is not None
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    monkeypatch.setattr(processes, "start_time_of", lambda _: started)
+    journal.claim(1, ROWS)
+    monkeypatch.setattr(processes, "machine_id", lambda: f"{boot} {space}0")
+    journal.claim(1, RowSpan(1, 0, 1))
+    monkeypatch.undo()
+    assert processes.machine_id() == here
+    assert not journal.owner_alive(1, ROWS), "a process of this machine that has ended"
+    assert journal.owner_alive(1, RowSpan(1, 0, 1))
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
+def test_a_new_process_namespace_is_another_machine(journal: Journal) -> None:
+    """As a container is: the first process there has the id 1, as another one has here."""
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--user", "--map-root-user"]
+    code = "import sys; from ferryman.storage import processes as p; print(p.Process.current())"
+    done = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no process namespace may be made here: {done.stderr.strip()[-200:]}")
+    assert "pid=1," in done.stdout
+    boot, space = processes.machine_id().split(" ")
+    assert boot in done.stdout
+    assert space not in done.stdout
 
 
 # --- results --------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ferryman.engine import driver, logs
 from ferryman.engine.run import Run
 from ferryman.engine.settings import RunSettings
 from ferryman.errors import StateLost
-from ferryman.operations import resolve
+from ferryman.operations import resolve, retry
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.crash import child
@@ -23,7 +23,7 @@ from tests.support import invariants, no_lock
 class OnceJob(msgspec.Struct):
     """What a child does.
 
-    ``verb``: fill | resolve | run.
+    ``verb``: fill | resolve | retry | run.
     """
 
     verb: str
@@ -34,6 +34,8 @@ class OnceJob(msgspec.Struct):
     """Locks do not work; the point that is armed stops it, in place of killing it. Tasks are run in its own process."""
     alone: bool = False
     """Tasks are run in its own process, so that a kill ends both."""
+    dies_in: float = 0.0
+    """It is killed after so many seconds, wherever it is; 0: it is not. Its tasks go on."""
 
 
 Job = OnceJob
@@ -62,7 +64,12 @@ def _do(job: OnceJob) -> None:
         return
     if job.arm is not None:
         crash.arm(*job.arm, signal.SIGSTOP if job.stop else signal.SIGKILL)
+    if job.dies_in:
+        signal.setitimer(signal.ITIMER_REAL, job.dies_in)  # nobody handles it: it ends the process at once
     plan = once.make_plan(root)
+    if job.verb == "retry":
+        retry(plan, state=root / "state", why="a test says so")
+        return
     if job.verb == "resolve":
         resolve(plan, "pending", state=root / "state", why="a test says so")
         return

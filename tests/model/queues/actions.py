@@ -70,7 +70,6 @@ QUEUE_ACTIONS: Final[dict[str, Action]] = {
         ("stop.staged",),
     ),
     "stop.known": Action("stops where it has stopped before", ("engine.logs.Logs._record_stops",)),
-    "stop.late": Action("only under a mutation: commits the stop by itself"),
     "done": Action("the walk counts", ("engine.transform.phase.TransformPhase.run",), ("transform.done",)),
     "redeliver": Action("opens a wave without entries", ("engine.run.Run._run_delivery_wave",)),
     "commit": Action(

@@ -193,15 +193,7 @@ def _lanes(config: QueueConfig, state: State) -> tuple[Lane, ...]:
 def _synced(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
     state = state._replace(unsynced=None)
     following = driver._replace(at="note") if driver.command is None else _toward(state, driver, ORDER[0])
-    if config.mutation == "a stop is not in the commit of its wave" and driver.stopping >= 0:
-        following = following._replace(at="stop.late")
     yield QueueStep("commit.synced", _name(driver)), _moved(state, i, following)
-
-
-def _stop_late(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
-    """Mutation: the stop is committed by itself."""
-    after = state._replace(stop=Stop(driver.stopping, told=True))
-    yield QueueStep("stop.late", _name(driver)), _moved(after, i, driver._replace(at="note"))
 
 
 def _note(config: QueueConfig, state: State, i: int, driver: Driver) -> Moves:
@@ -369,7 +361,6 @@ _STEPS: Final[dict[str, Callable[[QueueConfig, State, int, Driver], Moves]]] = {
     "walk": _walk,
     "walked": _walked,
     "stop.staged": _stop_staged,
-    "stop.late": _stop_late,
     "command.done": _command_done,
     "commit": _commit,
     "commit.synced": _synced,

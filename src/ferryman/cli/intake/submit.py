@@ -18,7 +18,7 @@ from ferryman.intake.nodes import format_time
 from ferryman.net.urls import split
 
 if TYPE_CHECKING:
-    from ferryman.intake import Batch
+    from ferryman.intake import Batch, JobQueue
 
 
 class Payload(enum.StrEnum):
@@ -150,6 +150,7 @@ def submit(
     }
     submission = {key: value for key, value in fields.items() if value is not None}
     with open_queue(queue) as job_queue:
+        _refuse_unreachable_response_url(job_queue, response_url)
         batch = job_queue.create_batch(submission)
         if not json:
             print_line(batch.id)
@@ -194,6 +195,27 @@ def _refuse_bad_response_url(url: str | None) -> None:
             check_response_url(url)
     except CorruptSubmission as e:
         raise UsageError(f"submit: {e} Nothing was submitted.") from None
+
+
+def _refuse_unreachable_response_url(queue: JobQueue, url: str | None) -> None:
+    """Refuse a URL that the service of this queue would refuse: nothing could be reported there after the work.
+
+    Raises:
+        UsageError: it leads where the service that was started last may not go.
+    """
+    from ferryman.intake.service.errors import CorruptSubmission
+    from ferryman.intake.service.reports import Callback
+    from ferryman.net.allowed_addresses import Reach
+
+    if url is None or (hosts := queue.allowed_hosts()) is None:
+        return
+    try:
+        Callback(reach=Reach(hosts=hosts)).check({"response_url": url})
+    except CorruptSubmission as e:
+        allowed = f"with --hosts {','.join(hosts)}" if hosts else "without --hosts"
+        raise UsageError(
+            f"submit: {e} The service of this queue was started {allowed}. Nothing was submitted."
+        ) from None
 
 
 def _refuse_bad_names(collection: str | None, local_ids: list[str] | None, primary_id: str | None) -> None:
