@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 from collections.abc import Iterator
@@ -16,20 +17,23 @@ import pytest
 
 from ferryman import Plan, account
 from ferryman.cli.app import start
-from ferryman.destinations import DestinationContext, Guarantee, JsonLines, OpenSearch, Outcome, Sql
+from ferryman.destinations import Delivery, DestinationContext, Guarantee, JsonLines, OpenSearch, Outcome, Sql
 from ferryman.document import Document
 from ferryman.errors import PlanError
 from ferryman.plan.load import load_plan
 from ferryman.plan.structure import changes, structure
 from ferryman.routers import Duplicate
-from ferryman.sources import Memory
+from ferryman.sources import Files, Memory
 from ferryman.testing.destinations import delivery
 from ferryman.testing.inprocess import InProcess
 from tests.destinations.search_index import SearchIndex, index, opensearch
 from tests.support.families import end
 from tests.support.once import Once
-from tests.support.plan_world import PlanWorld, place, run_plan
+from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch, place, run_plan
 from tests.support.receiver import Receiver, Reply, Request
+from tests.support.recorder import Recorder
+from tests.support.scanning import write
+from tests.support.sleeper import Sleeper
 
 __all__ = ["index", "opensearch", "place"]
 
@@ -207,7 +211,7 @@ def test_old_chunks_stay_until_the_new_ones_are_there(place: Path) -> None:
 
 STEP = """
 from ferryman import Plan
-from ferryman.sources import Memory
+from ferryman.sources import Files, Memory
 from ferryman.destinations import Null
 
 def step(doc):
@@ -233,6 +237,92 @@ def test_a_change_behind_the_step_is_noticed(place: Path, after: str) -> None:
     (place / "plan.py").write_text(STEP.format(after=after.format(100_000_000_000)))
     [changed] = changes(before, structure(load_plan(str(place / "plan.py")))).code
     assert changed.startswith("step (")
+
+
+# -- deletes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_delete_of_what_is_not_there_holds_up_nobody(index: SearchIndex, place: Path) -> None:
+    """https://github.com/mozilla/sumo/issues/744: a delete was answered with 404, and the chunks behind it were not
+    sent. And https://github.com/MHRA/products/issues/601: such a delete was an error, and tried again or not."""
+    before = [{"id": f"d{n:02}", "n": n} for n in range(10)]
+    run_plan(plan_to(OpenSearch(index.url, index.name), before, batch=4), place / "state")
+    for each in before[:3]:  # by another program
+        index.ask("DELETE", f"/_doc/{each['id']}?refresh=true")
+    now = [{"id": f"e{n:02}", "n": n} for n in range(10)]
+    plan = Plan("reports", version=1)
+    source = plan.source("docs", Memory(now, max_deleted=1.0))
+    source.destination("out", OpenSearch(index.url, index.name), backoff=0, batch=4)
+
+    summary = run_plan(plan, place / "state")
+
+    assert (summary.delivered, summary.deleted, summary.pending, summary.failed) == (10, 10, 0, 0)
+    assert set(index.documents()) == {each["id"] for each in now}
+    assert summary.exit == 3  # for what the other program did
+    assert any("differs from what was delivered" in message for message in summary.messages), summary.messages
+
+
+def test_files_of_a_folder_that_is_gone_or_moved_are_deleted(place: Path) -> None:
+    """https://github.com/dadoonet/fscrawler/issues/531: files whose folder had been removed, or moved, stayed in the
+    index for ever, since the date of that folder was looked at."""
+    for name in ("kept/a", "removed/b", "moved/c"):
+        write(place / "corpus" / f"{name}.txt", name)
+    os.utime(place / "corpus", (0, 0))
+    plan = Plan("reports", version=1)
+    out = Recorder(place / "out.jsonl")
+    plan.source("files", Files(place / "corpus", max_deleted=1.0)).destination("out", out, backoff=0)
+    run_plan(plan, place / "state")
+    shutil.rmtree(place / "corpus" / "removed")
+    (place / "corpus" / "moved").rename(place / "elsewhere")
+    os.utime(place / "corpus", (0, 0))
+
+    summary = run_plan(plan, place / "state")
+
+    assert (summary.delivered, summary.deleted) == (0, 2)
+    assert sorted(line["id"] for line in out.lines() if line["op"] == "delete") == ["moved/c.txt", "removed/b.txt"]
+
+
+@pytest.mark.parametrize("phase", ["transform", "commit", "deliver", "settle"])
+def test_a_delete_that_a_killed_run_had_found_is_found_again(place: Path, phase: str) -> None:
+    """https://github.com/mmnto-ai/totem/issues/2151: a sync noted how far it had come before it had purged what it had
+    seen deleted, so that no later sync saw those deletions."""
+    out = Recorder(place / "out.jsonl")
+    docs = [{"id": f"d{n}"} for n in range(4)]
+
+    def run(count: int, observer: Watch | None = None) -> Any:
+        plan = Plan("reports", version=1)
+        plan.source("docs", Memory(docs[:count], max_deleted=1.0)).destination("out", out, backoff=0)
+        return run_plan(plan, place / "state", observer=observer)
+
+    run(4)
+    with pytest.raises(Interrupted):
+        run(2, Until(2, phase))
+    run(2)
+    deleted = [line["id"] for line in out.lines() if line["op"] == "delete"]
+    assert set(deleted) == {"d2", "d3"}
+    assert run(2).waves == 0
+
+
+# -- a batch that fails as a whole -------------------------------------------------------------------------------------
+
+
+def test_of_a_batch_that_one_row_makes_time_out_the_others_arrive(place: Path) -> None:
+    """https://github.com/PostHog/posthog/pull/57146: one item made each request that it was in time out, also alone,
+    and the batch was fetched again and again. And https://github.com/confluentinc/parallel-consumer/issues/887."""
+
+    def before(chunk: list[Delivery]) -> None:
+        if any(delivery.id == "d7" for delivery in chunk):
+            raise TimeoutError("no answer within 60 s")
+
+    out = Recorder(place / "out.jsonl", before=before)
+    documents = [{"id": f"d{n}"} for n in range(20)]
+
+    summary = run_plan(plan_to(out, documents, batch=20, attempts=3), place / "state", wait=600, **Sleeper().options())
+
+    assert (summary.exit, summary.delivered, summary.failed, summary.pending) == (3, 19, 1, 0)
+    assert set(out.arrived()) == {each["id"] for each in documents} - {"d7"}
+    [row] = account.deliveries(place / "state" / "reports-v1", status="failed")
+    assert row["document"] == "d7"
 
 
 # -- tasks that run twice, and messages that kill ----------------------------------------------------------------------

@@ -257,7 +257,7 @@ def quote_list(texts: Iterable[str]) -> str:
 
 
 def quote(text: str) -> str:
-    """Return a text as an SQL literal; one with NUL characters as an expression, since DuckDB 1.5 ends a literal there."""
+    """Return a text as an SQL literal, or an expression if it has NUL characters: DuckDB 1.5 ends a literal there."""
     literal = "'" + text.replace("'", "''") + "'"
     return "(" + literal.replace("\0", "' || chr(0) || '") + ")" if "\0" in literal else literal
 

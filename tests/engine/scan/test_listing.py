@@ -11,6 +11,7 @@ import pytest
 from ferryman.document import Document
 from ferryman.plan import Plan
 from ferryman.sources import Files, Listed, Memory, Source
+from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import rows
 from tests.support.plan_world import PlanWorld, Watch, run_plan
 from tests.support.recorder import Recorder
@@ -192,6 +193,17 @@ def test_a_scan_is_cut_by_listed_bytes(trial: PlanWorld) -> None:
     assert trial.out().arrived() == [f"d{i}" for i in range(6)]
     by_wave = {(e["document"], e["wave"]) for e in rows(trial.root, "ledger")}
     assert by_wave == {(f"d{i}", 1 + i // 2) for i in range(6)}
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+def test_small_documents_of_a_listing_are_one_wave(trial: PlanWorld, slots: int) -> None:
+    """However many tasks they make: a wave ends for its bytes alone, and no first wave is smaller than the others."""
+    trial.put(*(f"d{n}" for n in range(3000)))
+    watch = Watch()
+    summary = trial.run(runner=InProcess(slots=slots), observer=watch)
+    assert (summary.waves, summary.delivered) == (1, 3000)
+    assert [wave for wave, phase in watch.phases if phase == "transform"] == [1]
+    assert {event["wave"] for event in rows(trial.root, "ledger")} == {1}
 
 
 def test_a_document_larger_than_a_wave_is_a_wave(trial: PlanWorld) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import operator
 import os
 import signal
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ferryman import account, limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.engine.results import ErrorKind, Traces, classify_error
+from ferryman.engine.summary import Summary
 from ferryman.errors import PermanentError, describe, plain_text, safe_repr, shortened
 from ferryman.plan import Handle, Plan
 from ferryman.routers import Router
@@ -188,6 +190,44 @@ def test_the_frames_of_a_traceback_have_room_beside_a_long_message() -> None:
     assert "in raised" in fault.trace
     assert "characters left out" in fault.trace
     assert len(fault.trace) <= limits.TRACE_CHARACTERS + 10
+
+
+@pytest.mark.rule("errors.limit")
+@pytest.mark.parametrize("where", ["step", "destination"])
+def test_many_long_messages_take_little_memory_and_disk(place: Path, where: str) -> None:
+    """Forty documents, each with an error of 2 MB: no more than a few are in memory at once, and of each the beginning
+    is kept. (What a destination returns for a chunk is in memory at once; here that are two answers.)"""
+    words = "refused: " + "x" * 2_000_000
+
+    def step(doc: Document) -> Document:
+        raise PermanentError(f"{doc.id} {words}")
+
+    def answer(delivery: Delivery) -> Outcome:
+        return Outcome.permanent(f"{delivery.id} {words}")
+
+    def run(name: str, documents: int) -> Summary:
+        plan = Plan(name, version=1)
+        docs: Handle = plan.source("docs", Memory([{"id": f"d{n}"} for n in range(documents)]))
+        if where == "step":
+            docs = docs.step("work", step, brake=1000)
+        docs.destination("out", Recorder(place / "out.jsonl", answer=answer), backoff=0, batch=2)
+        return run_plan(plan, place / "state")
+
+    run("first", 1)  # loads what there is to load
+    tracemalloc.start()
+    try:
+        summary = run("long", 40)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert summary.failed + summary.rejected == 40
+    assert peak < 20 * len(words)
+    root = place / "state" / "long-v1"
+    assert sum(file.stat().st_size for file in root.rglob("*") if file.is_file()) < len(words)
+    rows = account.deliveries(root, status="failed") or account.deliveries(root, status="rejected")
+    assert all(f"{row['document']} refused: xx" in row["message"] for row in rows)
+    assert all(len(row["message"]) < 2 * limits.MESSAGE_CHARACTERS for row in rows)
 
 
 BAD = {f"bad{n:02}": make for n, make in enumerate(ERRORS.values())}

@@ -617,8 +617,10 @@ class Walk:
         return not health.allows(self._origin, self.row)
 
     def _fail(self, doc: Document, node: CompiledNode, path: PlanPath, error: BaseException) -> None:
-        """Record the error of a call."""
+        """Record the error of a call, and drop its traceback, whose frames hold the error: such a cycle keeps errors
+        with long messages in memory until Python collects garbage."""
         self._record_failure(doc, node, path, self._classify(node, error))
+        BaseException.with_traceback(error, None)  # whatever its class makes of these names
 
     def _classify(self, node: CompiledNode, error: BaseException) -> NodeError:
         if isinstance(error, NodeAway):
