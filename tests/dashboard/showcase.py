@@ -97,8 +97,8 @@ class Held(Watch):
 
 @contextmanager
 def showcase(folder: Path) -> Iterator[Path]:
-    """Fill a folder: a flow of two plans with queues, one of them keyed; a plan with failures, a step that remembers and
-    a verified destination, which runs for as long as the block lasts; an intake queue. Yields the file of the flow."""
+    """Fill a folder: a flow of two plans with queues, one of them keyed; a plan with failures, a step that remembers
+    and a verified destination, which runs for as long as the block lasts; an intake queue. Yields the flow's file."""
     file = _shop(folder / "shop")
     _intake(folder / "intake")
     place = folder / "newspapers"
