@@ -1,16 +1,14 @@
-"""The dashboard in a real browser, behind a real proxy: what a person does, by click, by keyboard, on a phone.
-
-With ``FERRYMAN_SCREENSHOTS=docs/pictures`` the story of the newcomer (``-k newcomer``) makes the pictures of the docs.
-"""
+"""The dashboard in a real browser, behind a real proxy: what a person does, by click, by keyboard, on a phone."""
 
 from __future__ import annotations
 
 import datetime as dt
-import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +19,6 @@ from selenium.webdriver.support.expected_conditions import staleness_of
 from selenium.webdriver.support.wait import WebDriverWait
 
 from ferryman import account
-from ferryman.cli.start import prepare
 from ferryman.destinations.base import Delivery
 from ferryman.intake import JobQueue
 from ferryman.operations import submit_command
@@ -32,7 +29,7 @@ from ferryman.state.commands import Command
 from tests.dashboard.browsing import click, complaints, evaluate, overflow, press, served, tab_to, text_of, type_keys
 from tests.dashboard.conftest import OPERATOR, READER, TOKENS, fill
 from tests.dashboard.showcase import showcase
-from tests.servers.browser import ChromiumServer, cdp, console, screenshot
+from tests.servers.browser import ChromiumServer, cdp, console
 from tests.servers.cache import Missing
 from tests.servers.nginx import Nginx
 from tests.servers.registry import require
@@ -111,7 +108,7 @@ def _axe(driver: Any) -> list[str]:
 def test_pages_fit_their_window_and_are_accessible(site: str, chromium: ChromiumServer, folder: Path) -> None:
     """Each page, in a wide light window or on a dark phone: nothing is cut off, axe finds nothing serious, the browser
     complains of nothing, and scripts and styles of ours are allowed by our own policy."""
-    paths = _paths(folder)
+    paths = _paths(site, folder)
     with chromium.open(1400) as driver:
         _look_at(driver, site, paths[::2])
     with chromium.open(400, dark=True) as driver:
@@ -124,12 +121,15 @@ def test_all_pages_fit_and_are_accessible(
     width: int, dark: bool, site: str, chromium: ChromiumServer, folder: Path
 ) -> None:
     with chromium.open(width, dark=dark) as driver:
-        _look_at(driver, site, _paths(folder))
+        _look_at(driver, site, _paths(site, folder))
 
 
-def _paths(folder: Path) -> list[str]:
+def _paths(site: str, folder: Path) -> list[str]:
     with JobQueue.open(f"sqlite:///{folder}/intake/queue.db") as queue:
-        return [path.format(intake="/intake/intake", job=queue.list_jobs()[0]) for path in PATHS]
+        job = queue.list_jobs()[0]
+    with urllib.request.urlopen(f"{site}/intake") as answer:
+        [intake, *_] = re.findall(r'href="(/intake/[^"?]+)"', answer.read().decode())
+    return [path.format(intake=intake, job=job) for path in PATHS]
 
 
 def _look_at(driver: Any, site: str, paths: Sequence[str]) -> None:
@@ -438,8 +438,6 @@ def test_a_page_refreshes_itself(tmp_path: Path, chromium: ChromiumServer) -> No
 
 
 def _wait_for(driver: Any, words: str) -> None:
-    from selenium.webdriver.support.wait import WebDriverWait
-
     WebDriverWait(driver, 60).until(lambda _: words in text_of(driver), f"no {words!r}")
 
 
@@ -494,62 +492,59 @@ def _through_the_proxy(driver: Any, address: str) -> None:
     assert "bob is a reader here" in text_of(driver)
 
 
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Path]:
-    """What `ferryman demo` leaves, made without Spark."""
-    import tempfile
-
-    place = Path(tempfile.mkdtemp(prefix="ferryman-demo-", dir=MEMORY if MEMORY.is_dir() else None))
-    folder = place / "ferryman-demo"
-    prepare(folder)
-    run_plan(load_plan(str(folder / "plan.py")), folder / "state", checked=False)
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
+def test_at_a_prefix_that_the_proxy_says(site: str, browser: Any) -> None:
+    """nginx takes it off each path and says so: links, styles, scripts and pictures have it again."""
+    prefix = "/tools/ferryman"
+    try:
+        Nginx.install()
+    except Missing as e:
+        require(str(e))
+    proxy = Nginx()
+    proxy.site = f"""
+        server {{
+            listen 127.0.0.1:{proxy.site_port};
+            location {prefix}/ {{ proxy_pass {site}/; proxy_set_header X-Forwarded-Prefix {prefix}; }}
+        }}
+    """
+    with proxy:
+        browser.get(f"http://127.0.0.1:{proxy.site_port}{prefix}/")
+        console(browser)
+        for words in ("trial-v1", "refused", "Retry it"):
+            click(browser, words)
+            assert f":{proxy.site_port}{prefix}/plans/trial-v1" in browser.current_url
+        click(browser, "Leave it")
+        assert evaluate(browser, "getComputedStyle(document.querySelector('.groups')).display") == "grid"
+        assert console(browser) == []
 
 
 @pytest.mark.slow
-def test_a_newcomer_finds_the_broken_files_of_the_demo(demo: Path, chromium: ChromiumServer, tmp_path: Path) -> None:
-    """Without the docs: which three files are broken, why, and how to retry one. Makes the pictures of the docs."""
-    pictures = Path(os.environ.get("FERRYMAN_SCREENSHOTS", tmp_path))
-    with served("--allow-actions", cwd=demo) as url:
-        with chromium.open(1280, 720) as driver:
-            driver.get(url)
-            assert "has failures" in text_of(driver)
-            screenshot(driver, pictures / "dashboard-plans.png")
-            click(driver, "standard-library-v1")
-            text = text_of(driver)
-            for name, why in (
-                ("dangling.txt", "which does not exist"),
-                ("loop.txt", "which leads in a circle"),
-                ("undecodable.txt", "not utf-8 text"),
-            ):
-                assert name in text
-                assert why in text
-            _settle(driver)
-            screenshot(driver, pictures / "dashboard-plan.png")
-            click(driver, "broken/undecodable.txt")
-            text_of(driver)
-            screenshot(driver, pictures / "dashboard-document.png")
-            click(driver, "Retry it")
-            text_of(driver)
-            screenshot(driver, pictures / "dashboard-confirm.png")
-            click(driver, "Retry 1 delivery")
-            assert "1 delivery: 1 pending" in text_of(driver)
-            assert "ferryman run ferryman-demo/plan.py --state ferryman-demo/state" in text_of(driver)
-        with chromium.open(400, 800, dark=True) as driver:
-            driver.get(f"{url}/plans/standard-library-v1")
-            text_of(driver)
-            _settle(driver)
-            screenshot(driver, pictures / "dashboard-phone.png")
-    plan, state = load_plan(str(demo / "ferryman-demo" / "plan.py")), demo / "ferryman-demo" / "state"
+def test_a_newcomer_finds_the_broken_files_of_the_demo(chromium: ChromiumServer, tmp_path: Path) -> None:
+    """With two commands, and nothing else of the page: which three files are broken, why, and the command that retries
+    one, which is then typed."""
+    page = (DOCS / "how-to" / "watch-your-plans.md").read_text("utf-8")
+    first, second, *_ = re.findall(r"^\$ ferryman (.*)$", page, re.MULTILINE)
+    assert (first, second) == ("demo", "dashboard")
+    ferryman = [sys.executable, "-m", "ferryman.cli"]
+    subprocess.run([*ferryman, first], cwd=tmp_path, check=False)
+    with served(cwd=tmp_path) as url, chromium.open(1280, 720) as driver:
+        driver.get(url)
+        assert "has failures" in text_of(driver)
+        click(driver, "standard-library-v1")
+        text = text_of(driver)
+        for name, why in (
+            ("dangling.txt", "which does not exist"),
+            ("loop.txt", "which leads in a circle"),
+            ("undecodable.txt", "not utf-8 text"),
+        ):
+            assert name in text
+            assert why in text
+        click(driver, "broken/undecodable.txt")
+        click(driver, "Retry it")
+        text_of(driver)
+        command = driver.find_element("css selector", "main .command code").text
+    assert command == ("ferryman retry ferryman-demo/plan.py --state ferryman-demo/state --doc broken/undecodable.txt")
+    subprocess.run([*ferryman, *command.split()[1:]], cwd=tmp_path, check=True)
+    plan, state = load_plan(str(tmp_path / "ferryman-demo" / "plan.py")), tmp_path / "ferryman-demo" / "state"
     run_plan(plan, state, checked=False)
     events = account.history(state / plan.key, "broken/undecodable.txt", plan)
     assert [event["status"] for event in events] == ["ERROR_DOC", "RESTART", "ERROR_DOC"]  # it is broken still
-
-
-def _settle(driver: Any) -> None:
-    """Wait until all pictures of the page are there."""
-    from selenium.webdriver.support.wait import WebDriverWait
-
-    done = "[...document.images].every(each => each.complete && each.naturalWidth)"
-    WebDriverWait(driver, 60).until(lambda _: evaluate(driver, done))
