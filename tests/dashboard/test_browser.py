@@ -219,10 +219,10 @@ def test_a_page_that_refreshes_itself_keeps_the_focus(site: str, browser: Any) -
     """And details as they were opened: the plan's page refreshes itself every three seconds while it runs."""
     browser.get(f"{site}/plans/newspapers-v2")
     text_of(browser)
-    tab_to(browser, "gazette/1911-03-12")
+    tab_to(browser, "gazette/1911-03-12.txt")
     before = browser.switch_to.active_element
     WebDriverWait(browser, 60).until(staleness_of(before))
-    assert evaluate(browser, "document.activeElement.textContent") == "gazette/1911-03-12"
+    assert evaluate(browser, "document.activeElement.textContent") == "gazette/1911-03-12.txt"
 
     browser.get(f"{site}{PLAN}/document?id=bug")
     text_of(browser)
