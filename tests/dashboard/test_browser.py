@@ -542,7 +542,7 @@ def test_a_newcomer_finds_the_broken_files_of_the_demo(chromium: ChromiumServer,
         click(driver, "Retry it")
         text_of(driver)
         command = driver.find_element("css selector", "main .command code").text
-    assert command == ("ferryman retry ferryman-demo/plan.py --state ferryman-demo/state --doc broken/undecodable.txt")
+    assert f"$ {command}\n" in page
     subprocess.run([*ferryman, *command.split()[1:]], cwd=tmp_path, check=True)
     plan, state = load_plan(str(tmp_path / "ferryman-demo" / "plan.py")), tmp_path / "ferryman-demo" / "state"
     run_plan(plan, state, checked=False)
