@@ -121,7 +121,7 @@ def tab_to(driver: Any, words: str) -> Any:
 
     names = []
     for _ in range(TABS):
-        driver.switch_to.active_element.send_keys(Keys.TAB)
+        type_keys(driver, Keys.TAB)
         active = driver.switch_to.active_element
         names.append(active.accessible_name)
         if names[-1].startswith(words):
@@ -129,9 +129,16 @@ def tab_to(driver: Any, words: str) -> Any:
     raise AssertionError(f"Tab does not come to {words!r}, only to {names}")
 
 
+def type_keys(driver: Any, *keys: str) -> None:
+    """Press keys, wherever the focus is."""
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(driver).send_keys(*keys).perform()
+
+
 def press(driver: Any, *keys: str) -> None:
-    """Press keys where the focus is, and wait for the next page."""
-    _go_on(driver, lambda: driver.switch_to.active_element.send_keys(*keys))
+    """Press keys, wherever the focus is, and wait for the next page."""
+    _go_on(driver, lambda: type_keys(driver, *keys))
 
 
 def _go_on(driver: Any, act: Callable[[], object]) -> None:

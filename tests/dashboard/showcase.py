@@ -11,14 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ferryman import Document, Flow, Remember
-from ferryman.destinations import Sql
-from ferryman.errors import PermanentError
+from ferryman import Flow
 from ferryman.intake import JobQueue
-from ferryman.plan import Plan
-from ferryman.plan.load import load
+from ferryman.plan.load import load, load_plan
 from ferryman.queues import Queue
-from ferryman.sources import Memory
 from ferryman.verification import verify
 from tests.support.joined import run_flow
 from tests.support.plan_world import Watch, run_plan
@@ -50,35 +46,45 @@ letters.source("totals", FromQueue("totals", "queues")).step("letter", letter).d
 )
 flow = Flow("shop", [spent, letters])
 '''
-CUSTOMERS = ("Ada", "Grace", "Hedy", "Katherine", "Mary")
-DEFECTS = {"1911-03-07": "page 3 is torn", "1911-03-09": "page 3 is torn", "1911-03-12": "the scan is empty"}
+NEWSPAPERS = '''\
+"""Issues of a newspaper, page by page; some scans cannot be read."""
+
+from pathlib import Path
+
+from ferryman import Document, Plan, Remember
+from ferryman.destinations import Sql
+from ferryman.errors import PermanentError
+from ferryman.sources import Files
+
+HERE = Path(__file__).parent
+MASTHEADS = {"1911-03": "The Gazette"}
 
 
-def pages(doc: Document) -> list[Document]:
+def pages(doc):
     """Split an issue into its pages."""
-    if (why := DEFECTS.get(doc.id.rpartition("/")[2])) is not None:
-        raise PermanentError(why)
-    if doc.id.endswith("1911-03-13"):
-        doc["title"] = doc["masthead"]  # which it does not have
-    return [doc, *(doc.child(f"page-{number}", raw=b"%s, page %d" % (doc.raw or b"", number)) for number in (1, 2))]
+    text = doc.text()
+    if text.startswith("torn"):
+        raise PermanentError("page 3 is torn")
+    if not text:
+        raise PermanentError("the scan is empty")
+    doc["title"] = MASTHEADS[text.split(",")[0]]
+    return [doc, *(doc.child(f"page-{number}", raw=b"%s, page %d" % (doc.raw, number)) for number in (1, 2))]
 
 
-def embed(doc: Document) -> Document:
+def embed(doc):
     """Call a model, which costs."""
-    doc["vector"] = [float(len(doc.raw or b"")), 1.0]
+    doc["vector"] = [float(len(doc.raw)), 1.0]
     return doc
 
 
-def newspapers(folder: Path, days: int) -> Plan:
-    """Return a plan over the issues of so many days; some cannot be read."""
-    issues = [
-        {"id": f"gazette/1911-03-{day:02}", "raw": b"The Gazette of March %d" % day} for day in range(1, days + 1)
-    ]
-    plan = Plan("newspapers", version=2)
-    read = plan.source("scans", Memory(issues)).step("pages", pages, attempts=1)
-    remember = Remember("words/2", reads=["text"], writes=["vector"], cost=0.00002)
-    read.step("embed", embed, remember=remember).destination("index", Sql(f"sqlite:///{folder}/index.db"))
-    return plan
+plan = Plan("newspapers", version=2)
+scans = plan.source("scans", Files(HERE / "scans", prefix="gazette/")).step("pages", pages, attempts=1)
+remember = Remember("words/2", reads=["text"], writes=["vector"], cost=0.00002)
+scans.step("embed", embed, remember=remember).destination("index", Sql(f"sqlite:///{HERE}/index.db"))
+'''
+CUSTOMERS = ("Ada", "Grace", "Hedy", "Katherine", "Mary")
+ODD_SCANS = {7: "torn", 9: "torn", 12: "", 13: "1919-03, Monday the 13th"}
+"""Day -> what its scan says."""
 
 
 class Held(Watch):
@@ -97,18 +103,22 @@ class Held(Watch):
 
 @contextmanager
 def showcase(folder: Path) -> Iterator[Path]:
-    """Fill a folder: a flow of two plans with queues, one of them keyed; a plan with failures, a step that remembers and
-    a verified destination, which runs for as long as the block lasts; an intake queue. Yields the file of the flow."""
+    """Fill a folder: a flow of two plans with queues, one of them keyed; a plan with failures, a step that remembers
+    and a verified destination, which runs for as long as the block lasts; an intake queue. Yields the flow's file."""
     file = _shop(folder / "shop")
     _intake(folder / "intake")
     place = folder / "newspapers"
-    place.mkdir()
-    for days in (14, 20):
-        run_plan(newspapers(place, days), place / "state", checked=False)
-    verify(newspapers(place, 20), state=place / "state")
+    (place / "scans").mkdir(parents=True)
+    (place / "plan.py").write_text(NEWSPAPERS)
+    plan = load_plan(str(place / "plan.py"))
+    for first, last in ((1, 14), (15, 20)):
+        _scan(place / "scans", first, last)
+        run_plan(plan, place / "state", checked=False)
+    verify(plan, state=place / "state")
+    _scan(place / "scans", 21, 28)
     held = Held()
     running = threading.Thread(
-        target=run_plan, args=[newspapers(place, 28), place / "state"], kwargs={"observer": held, "checked": False}
+        target=run_plan, args=[plan, place / "state"], kwargs={"observer": held, "checked": False}
     )
     running.start()
     try:
@@ -130,6 +140,13 @@ def _shop(folder: Path) -> Path:
     run_flow(flow, folder / "state")
     orders.append([_order(number) for number in range(45, 57)])
     return file
+
+
+def _scan(folder: Path, first: int, last: int) -> None:
+    """Put the scans of these days of March 1911 into a folder."""
+    for day in range(first, last + 1):
+        text = ODD_SCANS.get(day, f"1911-03, the {day}. of the month")
+        (folder / f"1911-03-{day:02}.txt").write_text(text)
 
 
 def _order(number: int) -> dict[str, Any]:
