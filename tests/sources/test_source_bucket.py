@@ -400,8 +400,8 @@ def test_members_that_are_bad_harm_themselves(tmp_path: Path) -> None:
         source.read(found["bad.txt"])
 
 
-def test_deletes_of_a_bucket_are_guarded_as_behind_a_login(tmp_path: Path) -> None:
-    roots = ("memory://here", str(tmp_path), f"file://{tmp_path}")
-    assert [Files(root).max_deleted for root in roots] == [0.1, 0.5, 0.5]
-    assert [Lines(root).max_deleted for root in roots] == [0.1, 0.5, 0.5]
-    assert Files("memory://here", max_deleted=0.3).max_deleted == 0.3
+def test_deletes_of_a_drive_are_guarded_as_behind_a_login(tmp_path: Path) -> None:
+    roots = ("sftp://host/here", "memory://here", str(tmp_path), f"file://{tmp_path}")
+    assert [Files(root).max_deleted for root in roots] == [0.1, 0.5, 0.5, 0.5]
+    assert [Lines(root).max_deleted for root in roots] == [0.1, 0.5, 0.5, 0.5]
+    assert Files("sftp://host/here", max_deleted=0.3).max_deleted == 0.3

@@ -38,12 +38,6 @@ class FileSelection:
     exclude: str | Sequence[str] | None
     storage_options: Mapping[str, Any] | None
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Return whether the root is in a bucket or on a drive."""
-        path = str(self.root)
-        return _URL.match(path) is not None and not path.startswith("file://")
-
     def tree(self, source: str, max_bytes: int | None) -> FileTree:
         """Return the tree of files: in a folder of this machine, or at a URL.
 
@@ -80,7 +74,8 @@ class FileSource(Source):
     Args:
         max_bytes: largest document.
         max_file_bytes: largest file that is not refused; None: no limit.
-        max_deleted: see ``Source``; None: 0.1 for a bucket or a drive, whose login may have expired, else 0.5.
+        max_deleted: see ``Source``; None: 0.1 for a drive (SFTP, SMB, FTP, WebDAV), where a login may show less from
+            one day to the next, else 0.5.
     """
 
     encodes_ids = True
@@ -96,7 +91,7 @@ class FileSource(Source):
         max_deleted: float | None,
     ) -> None:
         if max_deleted is None:
-            max_deleted = limits.MAX_DELETED_BEHIND_LOGIN if files.is_elsewhere else limits.MAX_DELETED
+            max_deleted = limits.MAX_DELETED_BEHIND_LOGIN if protocol_of(str(files.root)) else limits.MAX_DELETED
         super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
         name = type(self).__name__
         if not isinstance(max_bytes, int) or max_bytes < 1:
@@ -193,7 +188,8 @@ class Files(FileSource):
         storage_options: options for fsspec beside the URL: ``{"endpoint_url": …}``. They travel to the workers, and
             are never shown. Credentials are better left where the client library finds them: environment, role, file.
         prefix, detect: see ``Source``.
-        max_deleted: see ``Source``; None: 0.1 for a bucket or a drive, whose login may have expired, else 0.5.
+        max_deleted: see ``Source``; None: 0.1 for a drive (SFTP, SMB, FTP, WebDAV), where a login may show less from
+            one day to the next, else 0.5.
 
     Raises:
         UsageError: a glob or a limit is invalid. Whether the root exists is checked later, by ``check``.
