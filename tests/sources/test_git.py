@@ -218,7 +218,7 @@ def test_several_plans_read_one_clone(repository: GitRepository, tmp_path: Path)
 
 
 def test_a_clone_keeps_few_commits(repository: GitRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT_COMMITS", 2)
+    monkeypatch.setattr(module, "KEPT_COMMITS", 2)
     scans = Scans(repository.path, tmp_path / "cache")
     for n in range(4):
         repository.put("docs/a.md", f"{n}")

@@ -35,7 +35,7 @@ _FETCHED_BLOBS: Final = 20_000
 """Blobs asked for at once: their names are 40 bytes each."""
 
 _REFS: Final = "refs/ferryman/"
-_KEPT_COMMITS: Final = 20
+KEPT_COMMITS: Final = 20
 """Commits of which the clone keeps the trees: the last ones of each plan and ref that reads it."""
 
 _FEW_BLOBS: Final = 1000
@@ -538,7 +538,7 @@ class Repository:
         number = max((int(name) for name in refs if name.isdecimal()), default=0) + 1
         options = ["--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc", "--filter=blob:none", *depth]
         self._git("fetch", *options, "origin", f"+{commit}:{_REFS}{number:012}")
-        for name in sorted(refs)[: -_KEPT_COMMITS + 1]:
+        for name in sorted(refs)[: -KEPT_COMMITS + 1]:
             self._git("update-ref", "-d", f"{_REFS}{name}")
 
     def has(self, commit: str) -> bool:
