@@ -16,7 +16,6 @@ from ferryman.account import families
 from ferryman.account.queries import deliveries_with_reasons, last_entries, running
 from ferryman.counted_picture import svg_with_counts
 from ferryman.dashboard.answers import KnownAnswer, StillCounting
-from ferryman.dashboard.cells import rate
 from ferryman.dashboard.places import PlanPlace, describe_error
 from ferryman.dashboard.web import FRESH_S, PAGE_ROWS, NotFound, WebPage
 from ferryman.errors import FerrymanError
@@ -55,7 +54,7 @@ class PlanLine(NamedTuple):
         level: for its order and colour: ``bad``, ``busy``, ``waits``, ``good`` or ``none``.
         success: when the last run ended that left nothing pending.
         last: when its last wave began.
-        pace: of the phase that is running, else of the last run.
+        pace: number and seconds, of the phase that is running, else of the last run.
     """
 
     place: PlanPlace
@@ -64,7 +63,7 @@ class PlanLine(NamedTuple):
     counts: Mapping[str, int]
     success: Any
     last: Any
-    pace: str
+    pace: tuple[int, float]
     next_run: Any
     problem: str
 
@@ -96,6 +95,7 @@ class KnownFacts(NamedTuple):
     error: Exception | None = None
 
 
+_NO_PACE: Final = (0, 0.0)
 _COUNTING: Final = "is being counted"
 """State of a plan in the list that was not counted yet."""
 _LINES_S: Final = 0.5
@@ -214,7 +214,7 @@ def _line(page: WebPage, place: PlanPlace) -> PlanLine:
     known: KnownFacts | None = page.dashboard.facts.get(place.root)
     try:
         if not place.exists:
-            return PlanLine(place, "none", "never ran", nothing, None, None, "", None, "")
+            return PlanLine(place, "none", "never ran", nothing, None, None, _NO_PACE, None, "")
         active = running(place.root)
         facts, error = (None, None) if known is None else (known.facts, known.error)
     except Exception as e:
@@ -222,16 +222,18 @@ def _line(page: WebPage, place: PlanPlace) -> PlanLine:
     if error is not None:
         verdict = type(error).__name__ if isinstance(error, FerrymanError) else "error"
         names = {"StateDamaged": "damaged", "UsageError": "no state"}
-        return PlanLine(place, "bad", names.get(verdict, verdict), nothing, None, None, "", None, describe_error(error))
+        return PlanLine(
+            place, "bad", names.get(verdict, verdict), nothing, None, None, _NO_PACE, None, describe_error(error)
+        )
     if facts is None:
-        return PlanLine(place, "none", _COUNTING, nothing, None, None, "", None, "")
+        return PlanLine(place, "none", _COUNTING, nothing, None, None, _NO_PACE, None, "")
     counts = totals(facts.status)
     level, verdict = verdict_of(place, facts.status, counts, active, facts.stopped)
     until = None if active is None else active["until"]
-    pace = rate(past[-1].done, past[-1].duration_s) if (past := facts.runs.last) else ""
+    pace = (past[-1].done, past[-1].duration_s) if (past := facts.runs.last) else _NO_PACE
     if active is not None and active["phase"] and active["done"] and (since := active["phase_since"]):
         seconds = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(since)).total_seconds()
-        pace = rate(active["done"], seconds)
+        pace = (active["done"], seconds)
     success = None if facts.runs.success is None else facts.runs.success.ended
     return PlanLine(place, level, verdict, counts, success, facts.last, pace, until, "")
 
