@@ -364,7 +364,7 @@ def test_a_key_that_moves_to_a_new_partition_keeps_its_order(topics: Topics, pla
     def run() -> None:
         plan = Plan("moved", version=1)
         node = plan.source("messages", Kafka(topics.url, topic, keyed=True, metadata=None))
-        node.tee("topic", ToKafka(topics.url, out)).destination("out", Memory("out"))
+        node.tee("topic", ToKafka(topics.url, out)).destination("out", Memory())
         assert run_plan(plan, place / "state").exit == 0
 
     keys = [f"k{i}" for i in range(8)]
