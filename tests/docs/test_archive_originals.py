@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import re
+import sqlite3
+import threading
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
+from urllib.request import urlopen
 
 import pytest
 
+from ferryman.destinations import Directory, Sql
+from ferryman.destinations.files import path_of_id
+from ferryman.plan import Plan
+from ferryman.sources import Files
+from tests.destinations.elsewhere import ODD, place_on
 from tests.support.page import HOW_TO, QuickShell
+from tests.support.plan_world import run_plan
+
+NAMES = [name for name in ODD if not name.startswith("../")] + ["a/b/c.txt", "e f/ü+&=.txt", "100%"]
 
 
 def test_the_page_is_true(server: Callable[[str], Any], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +45,38 @@ def test_the_page_is_true(server: Callable[[str], Any], place: Path, monkeypatch
     keys = [each["Key"] for each in s3.client().list_objects_v2(Bucket="archive")["Contents"]]
     assert len([key for key in keys if key.startswith("originals/sha256/")]) == 1
     assert len([key for key in keys if key.startswith("log/")]) == 1
+
+
+def test_the_address_of_each_original_leads_to_it(
+    server: Callable[[str], Any], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A web server in front of the folder answers each ``uri`` of the index with the bytes of the original. Names that
+    not every file system holds are others in the folder, as the page says: those are reached by what they are there."""
+    where = place_on("ftp", server, monkeypatch)
+    corpus = place / "papers"
+    wanted = {name: f"the bytes of {name!r}".encode() + b"\0\xff" for name in NAMES}
+    for name, content in wanted.items():
+        (corpus / name).parent.mkdir(parents=True, exist_ok=True)
+        (corpus / name).write_bytes(content)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(where.folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        plan = Plan("papers", version=1)
+        papers = plan.source("papers", Files(corpus, base_url=f"http://127.0.0.1:{web.server_port}"))
+        papers = papers.tee("originals", Directory(where.url))
+        papers.destination("index", Sql(f"sqlite:///{place}/index.db", columns={"uri": "uri"}))
+        assert run_plan(plan, place / "state").exit == 0
+        with closing(sqlite3.connect(place / "index.db")) as db:
+            uris = dict(db.execute("SELECT id, uri FROM documents").fetchall())
+        assert {unquote(id) for id in uris} == set(wanted)
+        moved = set()
+        for id, uri in uris.items():
+            name = unquote(id)
+            if (there := path_of_id(id)) != name:
+                moved.add(name)
+                assert there is not None
+                uri = f"http://127.0.0.1:{web.server_port}/{quote(there)}"
+            with urlopen(uri) as answer:
+                assert answer.read() == wanted[name], name
+        web.shutdown()
+    assert moved == {name for name in NAMES if re.search(r"""[%\x00-\x1f<>:"|?*\\~]|[. ]$""", name)}

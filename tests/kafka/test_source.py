@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ferryman import status
+from ferryman.destinations import Kafka as ToKafka
 from ferryman.destinations import Memory, Sql
 from ferryman.document import Document
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError
@@ -23,6 +24,7 @@ from ferryman.testing.inprocess import InProcess
 from ferryman.testing.logs import LogSuite
 from tests.support.kafka_topics import Topics
 from tests.support.plan_world import Watch, run_plan
+from tests.support.waiting import wait_until
 
 
 def lines(*values: Any) -> list[bytes]:
@@ -319,17 +321,69 @@ def test_a_piece_of_another_topic_is_not_read(topics: Topics) -> None:
 
 @pytest.mark.rule("kafka.positions")
 def test_compaction_leaves_gaps(topics: Topics, place: Path) -> None:
-    """Ranges in which most offsets are gone, also the last one, are read to their end."""
+    """Ranges in which most offsets are gone are read to their end, by a plan that begins and by one that comes back
+    after the cleaner: the last version of each key counts."""
     topic = topics.new(cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.0")
-    for n in range(5):
-        topics.write(topic, [("a", b'{"n": %d}' % n), ("b", None)])
+
+    def write(first: int) -> None:
+        for n in range(first, first + 5):
+            topics.write(topic, [("a", b'{"n": %d}' % n), ("b", b'{"n": %d}' % n)])
+
+    def is_clean() -> bool:
+        """Whether the cleaner has left one message a key but for those of the last segment, which it never touches."""
+        topics.write(topic, [("z", b'{"n": 0}')])  # begins a new segment
+        offsets = [record.offset for record in topics.read(topic) if record.key in (b"a", b"b")]
+        return len(offsets) <= 3
+
+    def last() -> dict[str, tuple[str, int]]:
+        return {id: (operation, n) for id, operation, n in arrived() if id != "z"}
+
+    write(0)
+    wait_until(is_clean)
+    source = Kafka(topics.url, topic, keyed=True)
+    assert run_plan(plan_of(source), place / "state").exit == 0
+    assert last() == {"a": ("upsert", 4), "b": ("upsert", 4)}
+    write(5)
+    wait_until(is_clean)
     producer = topics.transaction("marker-at-the-end")
     producer.produce(topic, b"x", b"c", 0)
     producer.flush(30)
     producer.abort_transaction(30)
-    source = Kafka(topics.url, topic, keyed=True)
-    assert run_plan(plan_of(source), place / "state").exit == 0
-    assert arrived()[-1 if arrived()[-1][0] == "a" else -2] == ("a", "upsert", 4)
+    for state in ("state", "another"):
+        assert run_plan(plan_of(source), place / state).exit == 0
+        assert last() == {"a": ("upsert", 9), "b": ("upsert", 9)}
+        Memory.clear("out")
+
+
+@pytest.mark.rule("kafka.positions")
+def test_a_key_that_moves_to_a_new_partition_keeps_its_order(topics: Topics, place: Path) -> None:
+    """What was written before is read before producers go on, as the source's page asks: the newest version wins, and
+    at a topic all versions of a key are in their order."""
+    topic, out = topics.new(), topics.new(partitions=2)
+
+    def run() -> None:
+        plan = Plan("moved", version=1)
+        node = plan.source("messages", Kafka(topics.url, topic, keyed=True, metadata=None))
+        node.tee("topic", ToKafka(topics.url, out)).destination("out", Memory())
+        assert run_plan(plan, place / "state").exit == 0
+
+    keys = [f"k{i}" for i in range(8)]
+    topics.write(topic, [(key, b'{"n": %d}' % n) for n in range(3) for key in keys])
+    run()
+    topics.grow(topic, 3)
+    for n in range(3, 6):
+        for i, key in enumerate(keys):  # as a producer does from then on: a key has one partition
+            topics.write(topic, [(key, b'{"n": %d}' % n)], i % 3)
+    run()
+    topics.write(topic, [(keys[0], None)], 0)
+    run()
+    versions: dict[str, list[int | None]] = {}
+    for record in topics.read(out):
+        assert record.key is not None
+        versions.setdefault(record.key.decode(), []).append(json.loads(record.value)["n"] if record.value else None)
+    assert versions == {key: [*range(6), *([None] if key == keys[0] else [])] for key in keys}
+    newest = {id: (operation, n) for id, operation, n in arrived()}
+    assert newest == {key: ("delete", None) if key == keys[0] else ("upsert", 5) for key in keys}
 
 
 def test_without_a_topic_or_a_broker(place: Path, topics: Topics) -> None:

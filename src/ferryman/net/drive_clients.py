@@ -152,7 +152,7 @@ class Ftp(DriveClient):
         if path == "/":
             return {"name": "/", "size": 0, "type": "directory"}
         if (entry := self._info_of_one(path)) is not None:
-            return entry
+            return dict(entry)
         for entry in self.ls(posixpath.dirname(path)):
             if entry["name"] == path:
                 return dict(entry)
