@@ -384,7 +384,7 @@ class TreeChange(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """What is to be listed of a commit."""
+    """Files of a commit that are to be listed, and what is known of it."""
 
     commit: str
     files: list[TreeFile]
