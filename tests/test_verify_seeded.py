@@ -149,6 +149,37 @@ def test_lines_of_json(place: Path) -> None:
     assert look(world.plan).exit == 0
 
 
+@pytest.mark.rule("verify.repair")
+def test_deletes_that_a_log_has_lost(place: Path) -> None:
+    """They are sent again, once: else a reader would take the documents for those that are there. Not if the document
+    has come back since."""
+    folder = place / "lines"
+    world = PlanWorld(place, partial(build, destination=JsonLines(folder)))
+    look = partial(verify, state=world.state)
+    world.put(*IDS[:6])
+    assert world.run().exit == 0
+    kept = set(folder.glob("*.jsonl"))
+    world.drop(*IDS[:3])
+    assert world.run().exit == 0
+    lost = set(folder.glob("*.jsonl")) - kept
+    world.put(IDS[0], text="back")
+    assert world.run().exit == 0
+    for path in lost:
+        path.unlink()
+    found = look(world.plan, repair=True)
+    assert [(each.kind, each.document) for each in found.targets[0].differences] == [("missing", id) for id in IDS[:3]]
+    assert found.repaired == 2
+    assert world.run().deleted == 2
+    [left] = look(world.plan).targets[0].differences
+    assert left.document == IDS[0], "an older delivery than its last"
+    last = {line["id"]: line["operation"] for line in sorted(lines_of(folder), key=lambda line: line["sequence"])}
+    assert last == {IDS[0]: "upsert", **dict.fromkeys(IDS[1:3], "delete"), **dict.fromkeys(IDS[3:6], "upsert")}
+    assert Counter(line["id"] for line in lines_of(folder) if line["operation"] == "delete") == {
+        IDS[1]: 1,
+        IDS[2]: 1,
+    }
+
+
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_a_queue(place: Path, trimmed: bool) -> None:
     """An older copy of it lacks a hundred messages; nothing else can be lost, changed or added by hand. A run notices.

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -46,7 +47,7 @@ from ferryman.records.rows import (
     hasher,
     table_of,
 )
-from ferryman.state.commands import ADOPT, SKIP, Command, DocumentsEffect, ExtraRecord, OutboxEffect
+from ferryman.state.commands import ADOPT, REPAIR, SKIP, Command, DocumentsEffect, ExtraRecord, OutboxEffect
 from ferryman.state.logs import LogPositions
 from ferryman.state.outbox import OutboxWriter, row_groups
 from ferryman.state.state import State
@@ -65,9 +66,12 @@ def apply(state: State, command: Command) -> int:
     shares = _count_shares(state, command)
     concerned = 0
     state.skip_sequences(command.above)
-    if command.extra:
-        _commit_deletes(state, command)
-        concerned = len(command.extra)
+    extra = command.extra
+    if command.verb == REPAIR and command.deliveries:
+        extra = _lost_deletes(state, command.deliveries)
+    if extra:
+        _commit_deletes(state, msgspec.structs.replace(command, extra=extra))
+        concerned = len(extra)
     if command.verb == ADOPT:
         concerned += _renumber_waiting(state)
     concerned += _retry_stopped(state, command)
@@ -213,6 +217,20 @@ def _stage_deletes(state: State, deletes: list[dict[str, Any]]) -> list[tuple[st
     return staged
 
 
+def _lost_deletes(state: State, hashes: frozenset[str]) -> tuple[ExtraRecord, ...]:
+    """Return those of these deliveries that are deletes, and the last that arrived of their document: a log has lost
+    them. Nothing makes them again, because the document is gone. Left out are documents that are on their way again."""
+    with open_view(state.root, state.plan) as view:
+        found = view.rows(f"""
+            SELECT document, destination FROM (
+                SELECT * FROM ledger WHERE status = '{Status.INDEXED}'
+                QUALIFY row_number() OVER (PARTITION BY document, destination ORDER BY wave DESC, ordinal DESC) = 1
+            ) ANTI JOIN waiting USING (document, destination)
+            WHERE operation = 'delete' AND delivery_hash IN {quote_list(hashes)}
+        """)
+    return tuple(ExtraRecord(each["document"], each["destination"]) for each in found)
+
+
 def _earlier_deletes(state: State, records: Collection[ExtraRecord]) -> dict[tuple[str, str], dict[str, Any]]:
     """Return (document, destination) -> the last delete that arrived there, as columns."""
     columns = ", ".join((*EVENT_OF_ROW, "destination"))
@@ -303,7 +321,8 @@ def _select_missing(state: State, hashes: frozenset[str]) -> list[dict[str, Any]
     columns = ", ".join((*EVENT_OF_ROW, "destination"))
     with open_view(state.root, state.plan) as view:
         found = view.rows(f"""
-            SELECT {columns} FROM ledger WHERE status = '{Status.INDEXED}' AND delivery_hash IN {quote_list(hashes)}
+            SELECT {columns} FROM ledger
+            WHERE status = '{Status.INDEXED}' AND operation = 'upsert' AND delivery_hash IN {quote_list(hashes)}
             QUALIFY row_number() OVER (PARTITION BY delivery_hash ORDER BY wave DESC, ordinal DESC) = 1
         """)
     names = {(each["source"], each["origin"]) for each in found}
