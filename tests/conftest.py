@@ -112,7 +112,7 @@ EACH_TIME = (
     *("crash/test_queue_matrix.py", "crash/test_once_matrix.py", "remembered/test_kills.py", "queues/test_crash.py"),
     "docs/test_guarantees.py",
 )
-"""Files of which ``--each-rule`` leaves nothing out: they kill at each crash point, and look for a test of each rule."""
+"""Files of which ``--each-rule`` leaves nothing out: they kill at each crash point, or ask for a test of each rule."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
