@@ -107,11 +107,12 @@ LONG = (
 )
 """Tests of whole runs, and others that take long, by folder or file; so do those that need Spark or a server."""
 
-KILLS = (
+EACH_TIME = (
     *("crash/test_matrix.py", "crash/test_branching.py", "crash/test_keyed.py"),
     *("crash/test_queue_matrix.py", "crash/test_once_matrix.py", "remembered/test_kills.py", "queues/test_crash.py"),
+    "docs/test_guarantees.py",
 )
-"""Files that kill at each crash point: with ``--each-rule`` nothing is left out of them."""
+"""Files of which ``--each-rule`` leaves nothing out: they kill at each crash point, or ask for a test of each rule."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -124,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = [i for i in items if _is_long(i)]
         chosen = {i for i in long if zlib.crc32(i.nodeid.encode()) % parts == part - 1}
         if config.getoption("--each-rule"):
-            chosen |= {i for i in long if _is_in(i, KILLS)}
+            chosen |= {i for i in long if _is_in(i, EACH_TIME)}
             chosen |= missing(items, {*items} - {*long} | chosen)
         left_out = {*long} - chosen
         config.hook.pytest_deselected(items=[i for i in long if i in left_out])
