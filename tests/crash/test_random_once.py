@@ -39,6 +39,8 @@ class Story:
 
     Attributes:
         kills: processes that were killed, so many at most.
+        doubts: messages that were in doubt until an operator asked for them.
+        retried: messages of a retry, which a kill repeats, until a run has come to its end.
         again: messages that an operator wanted run again, each as often.
     """
 
@@ -48,7 +50,8 @@ class Story:
         self.checkpoint = self.chance.randint(1, 3)
         (root / once.CHECKPOINT).write_text(str(self.checkpoint))
         self._zygote = zygote
-        self.kills = 0
+        self.kills = self.doubts = 0
+        self.retried: set[int] = set()
         self.again: list[int] = []
 
     def play(self, stage: int) -> None:
@@ -94,18 +97,24 @@ class Story:
     def _count(self, was_killed: bool) -> None:
         """Count a kill, also of a task, at a point."""
         seen = Path(self._seen)
-        self.kills += was_killed or seen.exists()
+        if was_killed or seen.exists():
+            self.kills += 1
+            self.again += self.retried
         seen.unlink(missing_ok=True)
 
     def _run_to_the_end(self) -> None:
         said_well(self._do("run"))
+        self.retried = set()
 
     def _ask(self) -> None:
-        """An operator wants run again what is in doubt, or what has failed, of which nothing can be."""
+        """An operator wants run again what is in doubt, or what has failed."""
         if self.chance.random() < 0.3:
+            self.retried = {*once.calls(self.root)} & {*once.FLAKY, *once.BROKEN}
+            self.again += self.retried
             said_well(self._do("retry"))
             return
-        self.again += once.in_doubt(self.root)
+        self.doubts += len(doubtful := once.in_doubt(self.root))
+        self.again += doubtful
         how = {"arm": (self.chance.choice(COMMANDS), self._seen)} if self.chance.random() < 0.5 else {}
         code, said = self._do("resolve", **how)
         assert code in KILLED, said
@@ -114,7 +123,7 @@ class Story:
     def check(self) -> None:
         """A kill leaves in doubt what a task had noted at once, and no more."""
         deaths = self.kills + once.calls(self.root).count(once.DEADLY[0])
-        doubts = len(self.again) + len(once.in_doubt(self.root))
+        doubts = self.doubts + len(once.in_doubt(self.root))
         assert doubts <= self.checkpoint * deaths, f"{doubts} in doubt after {deaths} deaths"
 
 

@@ -11,6 +11,8 @@ from typing import Final
 from scripts.docs.folding import fold
 
 from tests.model.configurations import CONFIGURATIONS
+from tests.model.doubts import DoubtConfig
+from tests.model.doubts_explored import DOUBT_CONFIGURATIONS, DOUBT_MUTATIONS, DOUBT_RULES
 from tests.model.explore import DOCUMENTS, Explorer, Report
 from tests.model.keyed.explored import KEYED_CONFIGURATIONS, KEYED_MUTATIONS, KEYED_RULES
 from tests.model.keyed.world import KeyedConfig
@@ -23,7 +25,7 @@ from tests.model.queues.protocol import RULES
 from tests.model.queues.world import QueueConfig
 from tests.model.state import Budget, Config
 
-AnyConfig = Config | QueueConfig | OnceConfig | KeyedConfig
+AnyConfig = Config | QueueConfig | OnceConfig | KeyedConfig | DoubtConfig
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "model.md"
 
@@ -42,7 +44,7 @@ def explored(config: AnyConfig) -> Report:
 def explorer(config: AnyConfig) -> Explorer:
     """Of the protocol that a configuration is for."""
     rules = {Config: DOCUMENTS, QueueConfig: RULES, OnceConfig: ONCE_RULES, KeyedConfig: KEYED_RULES}
-    return Explorer(config, rules[type(config)])
+    return Explorer(config, {**rules, DoubtConfig: DOUBT_RULES}[type(config)])
 
 
 def configurations() -> str:
@@ -65,6 +67,11 @@ def keyed_configurations() -> str:
     return _sizes("entries", KEYED_CONFIGURATIONS)
 
 
+def doubt_configurations() -> str:
+    """The same of a destination that breaks connections."""
+    return _sizes("rows", DOUBT_CONFIGURATIONS)
+
+
 def _sizes(measure: str, configs: Iterable[AnyConfig]) -> str:
     lines = [
         f"| configuration | {measure} | what may go wrong | states | kills |",
@@ -82,6 +89,9 @@ def line(config: AnyConfig) -> str:
     """A configuration's line of the table."""
     if isinstance(config, OnceConfig):
         size, wrong = str(config.entries), ", ".join(_spendable(config.budget))
+    elif isinstance(config, DoubtConfig):
+        bad = _count(len(config.poison), "bad row")
+        size, wrong = str(config.entries), ", ".join([bad, *_spendable(config.budget)])
     elif isinstance(config, QueueConfig | KeyedConfig):
         size, wrong = str(config.entries), _queue_troubles(config)
     else:
@@ -148,6 +158,11 @@ def keyed_mutations() -> str:
     return _findings(KEYED_MUTATIONS)
 
 
+def doubt_mutations() -> str:
+    """The same of a destination that breaks connections."""
+    return _findings(DOUBT_MUTATIONS)
+
+
 def _findings(faults: Iterable[Mutation | QueueMutation]) -> str:
     lines = ["| mutation | breaks | after steps |", "|---|---|--:|"]
     for mutation in faults:
@@ -168,5 +183,7 @@ def made(text: str) -> str:
         "once_mutations": once_mutations,
         "keyed_configurations": keyed_configurations,
         "keyed_mutations": keyed_mutations,
+        "doubt_configurations": doubt_configurations,
+        "doubt_mutations": doubt_mutations,
     }
     return _BLOCK.sub(lambda found: f"{found[1]}\n{tables[found[2]]()}\n\n{found[3]}", text)

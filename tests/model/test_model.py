@@ -16,6 +16,8 @@ from tests.docs.test_architecture import resolved
 from tests.model import pages
 from tests.model.actions import ACTIONS, NOT_MODELLED, Action
 from tests.model.configurations import CHANGES, CONFIGURATIONS, ONE
+from tests.model.doubts import DOUBT_ACTIONS
+from tests.model.doubts_explored import DOUBT_CONFIGURATIONS, DOUBT_INVARIANTS, DOUBT_MUTATIONS
 from tests.model.explore import Explorer
 from tests.model.invariants import INVARIANTS
 from tests.model.keyed.actions import KEYED_ACTIONS
@@ -69,6 +71,10 @@ MODELS = (
     Model(
         *("keyed", KEYED_CONFIGURATIONS, 4, KEYED_MUTATIONS, {*KEYED_INVARIANTS, "I9"}, KEYED_ACTIONS),
         *({*POINTS, *KEYED}, "keyed", ("explored",)),
+    ),
+    Model(
+        *("doubts", DOUBT_CONFIGURATIONS, 1, DOUBT_MUTATIONS, {*DOUBT_INVARIANTS, "I9"}, DOUBT_ACTIONS),
+        *({*POINTS}, ".", ("mutations", "doubts_explored")),
     ),
 )
 EACH_TIME = [case for model in MODELS for case in sampled([(model, c) for c in model.configurations], model.every)]

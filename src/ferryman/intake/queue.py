@@ -272,8 +272,9 @@ class JobQueue:
             hosts = self._tree.json(SERVICE).get("hosts")
         except NodeInvalid:
             return None
-        is_known = isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
-        return tuple(hosts) if is_known else None
+        if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+            return None
+        return tuple(hosts)
 
     def cleanup(self) -> Cleanup:
         """Remove all completed and deleted batches with their jobs. The result lists batches that could not be removed,
