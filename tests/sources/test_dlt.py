@@ -257,7 +257,7 @@ def test_what_is_no_factory(given: Any) -> None:
         Dlt(given)
     [error] = listed(Dlt(lambda: given))
     assert isinstance(error, Misconfigured)
-    assert "a source or resource of dlt is wanted" in str(error)
+    assert "return a source or a resource of dlt" in str(error)
 
 
 def test_a_resource_itself_is_no_factory() -> None:

@@ -186,7 +186,7 @@ def test_a_pair_without_a_document_moves_the_cursor() -> None:
 def test_what_is_no_pair_is_said(pair: Any) -> None:
     [error] = listed(Cursor(lambda _: [pair]))
     assert isinstance(error, Misconfigured)
-    assert "a pair (document, cursor) is wanted" in str(error) or "a dict or a Document is wanted" in str(error)
+    assert "yield a pair (document, cursor)" in str(error) or "yield a dict or a Document" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_keys_that_are_no_paths(bucket: Bucket) -> None:
     assert texts(source)["d/control%01.txt"] == b"of any characters", "a key that obstore cannot list: decision 0059"
 
     bucket.put("corpus/d//lost.txt")
-    with pytest.raises(TransientError, match="d/: names without a first part cannot be listed"):
+    with pytest.raises(TransientError, match="d/: a folder with an empty name cannot be listed"):
         scan(source)
 
 
@@ -232,7 +232,7 @@ def test_a_key_may_be_the_root_of_rows(bucket: Bucket) -> None:
     source = Csv(url, storage_options=bucket.server.options)
     assert {id: doc.fields for id, doc in documents(source).items()} == {"p.csv#row=2": {"a": "1", "b": "2"}}
     with pytest.raises(
-        UsageError, match=rf"is not a folder. Start at the one it is in, s3://{bucket.name}/corpus, inc"
+        UsageError, match=rf"is not a folder. Start at the folder it is in: s3://{bucket.name}/corpus, with inc"
     ):
         bucket.files("corpus/p.csv").check()
 

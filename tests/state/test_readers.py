@@ -224,5 +224,5 @@ def test_too_little_memory_is_no_damage(trial: PlanWorld, monkeypatch: pytest.Mo
     trial.put("a")
     trial.run()
     monkeypatch.setattr(limits, "QUERY_MEMORY", "1KB")
-    with pytest.raises(EngineError, match="a question needs more than 1KB of memory"):
+    with pytest.raises(EngineError, match="this query needs more than 1KB of memory"):
         trial.status()

@@ -93,7 +93,7 @@ def test_an_error_in_a_later_batch_is_the_readers(tmp_path: Path) -> None:
     "text", ["plain", "it's", "\0", "a\0b'\0", "'); SELECT 1; --", "\\", "\udc80".encode("utf-8", "replace").decode()]
 )
 def test_a_literal_is_the_text_itself(tmp_path: Path, text: str) -> None:
-    """Quotes and NUL characters too, with every release of DuckDB that is allowed; each can stand in a list."""
+    """Quotes and NUL characters too, at which DuckDB 1.5 ended a literal; each can stand in a list."""
     with connect(tmp_path) as db:
         assert db.execute(f"SELECT {query.quote(text)}, {query.quote_list([text, 'x'])}").fetchall() == [
             (text, [text, "x"])

@@ -770,7 +770,7 @@ def explain_query_errors(state: State, spill: Path) -> Iterator[None]:
     except duckdb.Error as e:
         if isinstance(e, duckdb.OutOfMemoryException) or is_disk_full(e):
             raise EngineError(
-                f"{state.root}: a question needs more than {limits.QUERY_MEMORY} of memory, and there is no room for "
+                f"{state.root}: this query needs more than {limits.QUERY_MEMORY} of memory, and there is no room for "
                 f"the rest in {spill}: make room there, or set TMPDIR."
             ) from e
         found = damaged_data(state) if state.exists else None

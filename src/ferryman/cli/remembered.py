@@ -139,7 +139,7 @@ def forget(
     elif not forgotten:
         print_line("Nothing matches: nothing was forgotten.")
     else:
-        later = "" if removed else " What a run has in hand is removed when its wave is settled."
+        later = "" if removed else " What an active run is using is removed when its wave is settled."
         print_line(f"{plural(forgotten, 'answer', 'answers')} forgotten.{later}")
 
 

@@ -224,7 +224,10 @@ class Redis(Destination):
         with self._connection() as client:
             info = client.info()
             if int(info.get("cluster_enabled", 0)):
-                raise Misconfigured(f"{self.target()}: it is a Redis Cluster, where a script sees a part of the keys.")
+                raise Misconfigured(
+                    f"{self.target()}: it is a Redis Cluster, where a script sees only some of the keys. Give the "
+                    "URL of a single server."
+                )
             policy = str(info.get("maxmemory_policy", "noeviction"))
             if policy.startswith("allkeys"):
                 raise Misconfigured(

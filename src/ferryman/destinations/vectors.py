@@ -169,7 +169,7 @@ def read_vector(value: Any, name: str, field: VectorField) -> np.ndarray[Any, An
     except (ValueError, TypeError, OverflowError):
         numbers = np.empty((0, 0), object)
     if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "fiu"):
-        raise BadDocument(f"{where} holds something else than numbers, so it is not a vector.")
+        raise BadDocument(f"{where} holds something other than numbers, so it is not a vector.")
     if len(numbers) != field.dimensions:
         raise BadDocument(
             f"{where} has {len(numbers)} dimensions, the plan says {field.dimensions}. Was it made by another model?"

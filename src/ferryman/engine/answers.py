@@ -106,9 +106,9 @@ class AnswerUpkeep:
             return
         if found is not None:
             self._report(
-                f"step {step.name}: its code has changed, the version of what it remembers "
-                f"({step.remember.version!r}) has not: inputs that were answered are not called for again. If the "
-                "answers change, give it another version."
+                f"step {step.name}: its code has changed, but not the version of its remembered answers "
+                f"({step.remember.version!r}): it is not called again for inputs that have an answer. If the new code "
+                "answers differently, change the version."
             )
 
         def record() -> None:

@@ -194,7 +194,7 @@ def _zip_members(plain: io.BufferedReader, budget: Budget, names: str) -> Iterat
         bounded.is_listed = True
         infos = [info for info in archive.infolist() if not info.is_dir()]
         if sum(info.compress_size for info in infos) > plain.seek(0, io.SEEK_END):
-            raise zipfile.BadZipFile("its members have more bytes than it has: they lie over each other")
+            raise zipfile.BadZipFile("its members have more bytes than the archive: they overlap")
         budget.take(len(infos), sum(info.file_size for info in infos))
         for info in infos:
             is_link = stat.S_ISLNK(info.external_attr >> 16)

@@ -624,7 +624,7 @@ class WebDav(DriveClient):
             members = self.client.propfind(quoted, headers={"Depth": "1"}, follow_redirects=True).responses
         here = members.pop(self.client.join_url(quoted).path, None)
         if here is None:
-            raise OSError(errno.EPROTO, "the server lists something else than this folder", path)
+            raise OSError(errno.EPROTO, "the server lists something other than this folder", path)
         if here.properties.resource_type == "file":
             raise OSError(errno.ENOTDIR, "not a folder", path)
         for member in (here, *members.values()):

@@ -161,7 +161,7 @@ SQLITE: Final[dict[int, Fault]] = {
     sqlite3.SQLITE_FULL: Fault(Unavailable, "make room on the disk; it is tried again"),
     sqlite3.SQLITE_IOERR: Fault(Unavailable, "the disk reports an error; it is tried again"),
     sqlite3.SQLITE_NOMEM: Fault(TransientError, "the sender has too little memory for it; it is tried again"),
-    sqlite3.SQLITE_PROTOCOL: Fault(Unavailable, "its locks are in dispute; it is tried again"),
+    sqlite3.SQLITE_PROTOCOL: Fault(Unavailable, "other processes compete for its locks; it is tried again"),
     sqlite3.SQLITE_INTERRUPT: Fault(TransientError, "the statement was interrupted; it is tried again"),
     sqlite3.SQLITE_CANTOPEN: Fault(Misconfigured, "make its folder, or correct the URL, then run again"),
     sqlite3.SQLITE_READONLY: Fault(Misconfigured, "make the file and its folder writable, then run again"),

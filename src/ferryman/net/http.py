@@ -405,7 +405,9 @@ def check_auth(auth: Auth | None, argument: str = "auth=") -> Auth | None:
     try:
         urls.basic_auth(user + password)
     except UnicodeEncodeError:
-        raise ValueError(f"{argument} holds half a character, which cannot be sent. Correct it") from None
+        raise ValueError(
+            f"{argument} holds half a character (a lone surrogate), which cannot be sent. Correct it"
+        ) from None
     return user, password
 
 

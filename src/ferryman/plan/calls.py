@@ -41,7 +41,7 @@ def call_findings(node: StepNode) -> Iterator[str]:
         yield f"{node.name}: its function is an async generator: return a list of documents."
     elif node.concurrency != 1 and not node.in_batches and _is_defined_as(node.fn, inspect.isgeneratorfunction):
         yield (
-            f"{node.name}: its function is a generator, of which the code runs as its documents are taken, one call "
+            f"{node.name}: its function is a generator, whose code runs while its documents are read, one call "
             f"after the other: return a list of documents, or leave out concurrency={node.concurrency!r}."
         )
 
@@ -263,7 +263,7 @@ def pickling_error(value: Any) -> str | None:
         except Exception as e:  # whatever an object's own __reduce__ raises
             return (plain_text(e).splitlines() or [type(e).__name__])[0].rstrip(".")
     if pickler.names:
-        return f"{pickler.names[0]} is sent as a name only, and no worker has what this program defines"
+        return f"{pickler.names[0]} is sent by name only, and workers cannot import what this program defines"
     return None
 
 

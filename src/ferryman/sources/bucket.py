@@ -98,7 +98,9 @@ class Bucket:
             return  # perhaps transient: the listing meets it again, and is incomplete
         if not is_folder:
             folder, name = self._split()
-            raise UsageError(f"{self.where}: is not a folder. Start at the one it is in, {folder}, include={name!r}.")
+            raise UsageError(
+                f"{self.where}: is not a folder. Start at the folder it is in: {folder}, with include={name!r}."
+            )
 
     def is_file(self) -> bool:
         try:
@@ -178,7 +180,7 @@ class Bucket:
             if info["type"] == "directory":
                 if name.endswith("/"):
                     findings.problems.append(
-                        f"{self.display_path(id_of_key(name))}: names without a first part cannot be listed"
+                        f"{self.display_path(id_of_key(name))}: a folder with an empty name cannot be listed"
                     )
                 elif self._globs.may_contain(name):
                     findings.below.append(name)
@@ -344,7 +346,7 @@ class Bucket:
             again = self._drive.call(lambda fs: fs.info(one["name"]))
             same_file = (again["size"], again.get("mtime")) == (one["size"], one.get("mtime"))
             if same_file and again["ETag"] != one["ETag"]:
-                why = "another one in each answer"
+                why = "different in each answer"
         self._distrusts_etags = bool(why)
         if why:
             findings.notes.append(

@@ -61,9 +61,7 @@ def read_event(key: bytes | None, value: bytes | None) -> ChangeEvent:
         case "d":
             return ChangeEvent(id, None)
         case op:
-            raise BadDocument(
-                f"the event has op={op!r}: one of c, u, r and d is wanted. Is it unwrapped? Then use 'json'"
-            )
+            raise BadDocument(f"the event has op={op!r}: expected c, u, r or d. Is it unwrapped? Then use 'json'")
 
 
 def _payload(data: bytes, what: str) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class Dlt(Source):
             made = DltSource(Schema(made.source_name or made.name), made.section or made.name, [made])
         if not isinstance(made, DltSource):
             what = safe_repr(made)
-            raise Misconfigured(f"{self!r}: its function returns {what}: a source or resource of dlt is wanted.")
+            raise Misconfigured(f"{self!r}: its function returns {what}: return a source or a resource of dlt.")
         return made
 
     def _key_of(self, resource: str, columns: _Columns) -> tuple[str, ...]:
@@ -299,4 +299,4 @@ def _rows_of(page: Any) -> Iterator[dict[str, Any]]:
     elif hasattr(page, "to_dict"):
         yield from page.to_dict("records")
     else:
-        raise Misconfigured(f"a resource yields {safe_repr(page)}: rows, or tables of rows, are wanted")
+        raise Misconfigured(f"a resource yields {safe_repr(page)}: yield rows, or tables of rows")

@@ -214,7 +214,7 @@ class Cursor(Source):
                 document, after = pair
             except (TypeError, ValueError):
                 raise Misconfigured(
-                    f"{self!r}: its function yields {safe_repr(pair)}: a pair (document, cursor) is wanted"
+                    f"{self!r}: its function yields {safe_repr(pair)}: yield a pair (document, cursor)"
                 ) from None
             if document is not None:
                 reader.cursor = after
@@ -300,7 +300,7 @@ class RowReader:
 
     def _document(self, row: Any) -> Document | None:
         if not isinstance(row, Mapping):
-            raise Misconfigured(f"the function yields {safe_repr(row)}: a dict or a Document is wanted")
+            raise Misconfigured(f"the function yields {safe_repr(row)}: yield a dict or a Document")
         id = row.get(self._id)
         if isinstance(id, int) and not isinstance(id, bool):
             id = str(id)

@@ -444,7 +444,7 @@ def _described(answer: Mapping[bytes, Any]) -> dict[str, Any]:
         "modseq": answer.get(b"HIGHESTMODSEQ") or None,
     }
     if state["validity"] is None or state["messages"] is None:
-        raise UnclearFolder("it does not say how many mails it has, or since when they have numbers")
+        raise UnclearFolder("the server does not report its number of mails (MESSAGES) or its UIDVALIDITY")
     return state
 
 

@@ -289,7 +289,7 @@ class _TranslateErrors:
 
         if isinstance(error, BaseError):
             raise EngineError(
-                f"{self._what}: the object store did not do as it was asked ({_first_line(error)}). Nothing is lost: "
+                f"{self._what}: a request to the object store failed ({_first_line(error)}). Nothing is lost: "
                 "look at address, credentials and permissions, then run again."
             ) from error
 

@@ -257,9 +257,8 @@ def quote_list(texts: Iterable[str]) -> str:
 
 
 def quote(text: str) -> str:
-    """Return a text as an SQL literal, or an expression if it has NUL characters: DuckDB 1.5 ends a literal there."""
-    literal = "'" + text.replace("'", "''") + "'"
-    return "(" + literal.replace("\0", "' || chr(0) || '") + ")" if "\0" in literal else literal
+    """Return a text as an SQL literal."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 # --- rows distributed over files by hash, so that each file can be processed by itself in bounded memory ---

@@ -70,7 +70,7 @@ class KeyUpdates:
             work = list(self._key_ranges(node, [run for each in runs for run in each], ranges))
             return run_isolating(self._runner, update_keys, work, dataclasses.replace(update_keys, isolated=True))
         except WorkerDied as e:
-            return [KeyReport(f"its worker died, as often as it was tried ({e})", permanent=True)]
+            return [KeyReport(f"its worker died in each attempt ({e})", permanent=True)]
         finally:
             remove_folder(folder)
 

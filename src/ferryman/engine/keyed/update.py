@@ -248,7 +248,9 @@ def _check_export(key: str, given: Any) -> Export:
     if not isinstance(id, str) or not id:
         raise PermanentError(f"returned an export with the id {safe_repr(id)}: an id is text that is not empty")
     if not is_text(id):
-        raise PermanentError(f"returned an export with the id {safe_repr(id)}, which has half a character in it")
+        raise PermanentError(
+            f"returned an export with the id {safe_repr(id)}, which has half a character in it (a lone surrogate)"
+        )
     if given.operation == "delete":
         return Export(key, id, "delete", None, None, content_version(b"", None))
     fields, raw = encode_fields(given.fields), given.raw

@@ -51,7 +51,7 @@ _LOCAL_DIR: Final = "spark.local.dir"
 _CONNECT: Final = "SPARK_CONNECT_MODE_ENABLED"
 """Variable that PySpark sets for the rest of the process: every session is one of Connect."""
 
-_SESSION_EXISTS: Final = "the Spark session is used that this program has already"
+_SESSION_EXISTS: Final = "the run uses the Spark session that this program already has"
 
 _SETTINGS: Final = {
     "spark.ui.enabled": "false",

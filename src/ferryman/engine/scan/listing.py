@@ -473,7 +473,8 @@ def _check_entry(entry: Any) -> Listed | Document:
     if isinstance(entry, Listed | Document):
         return entry
     raise TypeError(
-        f"its listing yields {safe_repr(entry)}: a Document, or a Listed of an id, a size and texts, is wanted"
+        f"its listing yields {safe_repr(entry)}: yield a Document, or a Listed with an id, a size in bytes and a "
+        "fingerprint that is text"
     )
 
 

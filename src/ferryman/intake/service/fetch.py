@@ -314,7 +314,9 @@ class Fetcher:
 
     def _refuse_late(self, url: str) -> None:
         if self._deadline is not None and self._clock() > self._deadline:
-            raise PermanentError(f"{redact(url)}: not all is there within the time that a job may take (--job-time).")
+            raise PermanentError(
+                f"{redact(url)}: it was not fetched completely within the time limit of a job (--job-time)."
+            )
 
     def _read_chunks(self, url: str, read: Callable[[int], bytes]) -> Iterator[bytes]:
         started, received = self._clock(), 0
@@ -344,7 +346,7 @@ class Fetcher:
         except http.TooManyRedirects as e:
             url = redact(e.url)
             raise PermanentError(
-                f"{url}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it."
+                f"{url}: redirects more than {limits.FETCH_REDIRECTS} times. Correct the URL."
             ) from None
 
     @contextmanager
