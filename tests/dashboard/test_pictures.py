@@ -22,8 +22,6 @@ from tests.dashboard.showcase import showcase
 from tests.servers.browser import ChromiumServer, screenshot
 from tests.support.plan_world import run_plan
 
-pytestmark = pytest.mark.slow
-
 DOCS = Path(__file__).parents[2] / "docs"
 TARGET = os.environ.get("FERRYMAN_SCREENSHOTS")
 LIBRARY = Path("/srv/library")
@@ -61,6 +59,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_pictures_of_the_docs(library: Path, server: Callable[[str], Any], tmp_path: Path) -> None:
     """Of each page one, of the plan's page also in the dark and on a phone; no temporary folder is in them."""
     chromium = server("chromium")
