@@ -80,7 +80,8 @@ class InBucket:
             monkeypatch.setenv(f"AWS_{name}", value)
 
     def tree(self) -> dict[str, bytes]:
-        found = self.client.list_objects_v2(Bucket=self.bucket, Prefix="out/").get("Contents", [])
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix="out/")
+        found = [each for page in pages for each in page.get("Contents", [])]
         return {each["Key"].removeprefix("out/"): self._read(each["Key"]) for each in found}
 
     def _read(self, key: str) -> bytes:
