@@ -615,7 +615,7 @@ def retry(
     select the deliveries.
 
     ``force`` without a filter, or with ``destination`` alone, also accepts the targets as they are now, such as one
-    that was made anew on purpose.
+    that was recreated on purpose.
 
     Raises:
         UsageError: there is no state yet, or no such status.

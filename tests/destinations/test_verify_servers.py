@@ -50,8 +50,7 @@ class Store(Protocol):
     def put_back(self, ids: Sequence[str]) -> None:
         """Write documents as they were when the copy was made."""
 
-    def add(self, ids: Sequence[str]) -> None:
-        """Write copies of documents under other ids, ``ADDED`` before each."""
+    # ``add`` writes copies of documents under other ids, ``ADDED`` before each; not where another list has the ids.
 
 
 class InPostgres:
@@ -143,10 +142,6 @@ class InRedis:
             self._client.delete(f"{self._prefix}{id}")
             self._client.hset(f"{self._prefix}{id}", mapping=fields)
 
-    def add(self, ids: Sequence[str]) -> None:
-        for id in ids:
-            self._client.hset(f"{self._prefix}{ADDED}{id}", mapping=self._client.hgetall(f"{self._prefix}{id}"))
-
 
 @pytest.fixture
 def in_redis(server: Callable[[str], RedisServer], tmp_path: Path) -> Iterator[tuple[Redis, InRedis]]:
@@ -206,7 +201,8 @@ class InSolr:
         self._add([{**self._saved[id], "id": ADDED + id} for id in ids])
 
     def _add(self, documents: Sequence[dict[str, Any]]) -> None:
-        self._post([{name: value for name, value in each.items() if name != "_version_"} for each in documents])
+        own = ("_version_", "_root_")
+        self._post([{name: value for name, value in each.items() if name not in own} for each in documents])
 
     def _post(self, body: Any) -> None:
         url = f"{self._solr.url}/{self._name}/update?commit=true"

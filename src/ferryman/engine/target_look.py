@@ -19,7 +19,6 @@ from typing import Any, Final
 from ferryman import limits
 from ferryman.account.comparison import Comparison, ComparisonCounts, Difference
 from ferryman.account.queries import open_view, retry_read
-from ferryman.account.relations import View
 from ferryman.destinations.base import Destination
 from ferryman.destinations.stored import Stored, slices
 from ferryman.document import Operation
@@ -129,7 +128,8 @@ class TargetLook:
         self._sender = sender_of(root)
         self._context = context_of(plan, nodes[0], 0, self._sender)
         self._names = [node.name for node in nodes]
-        self._after = 0 if self._destination.keyed_by_id else _emptied_after(root, self._names)
+        keyed = self._destination.keyed_by_id
+        self._expected: dict[str, Any] = {"keyed": keyed, "after": 0 if keyed else _emptied_after(root, self._names)}
         self.unknown: dict[str, ExtraRecord] = {}
         """Hash -> record that the ledger does not have, although the plan wrote it."""
 
@@ -141,7 +141,7 @@ class TargetLook:
         with tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as scratch:
             earlier = os.path.join(scratch, "found.parquet")
             with open_view(self._root, self._plan) as view:
-                comparison = self._comparison(view)
+                comparison = Comparison(view, self._names, **self._expected)
                 comparison.expect(since)
                 if sample is not None:
                     ids: list[str] | None = comparison.draw_sample(sample, seed)
@@ -180,7 +180,7 @@ class TargetLook:
             ids: of their documents; None: there are too many.
         """
         with open_view(self._root, self._plan) as view:
-            comparison = self._comparison(view)
+            comparison = Comparison(view, self._names, **self._expected)
             comparison.expect(since)
             if ids is not None:
                 comparison.restrict(ids)
@@ -189,9 +189,6 @@ class TargetLook:
             again = comparison.counts()
             repeated = comparison.differences(limits.DIFFERENCES)
         return counts._replace(missing=again.missing, changed=again.changed, extra=again.extra), repeated
-
-    def _comparison(self, view: View) -> Comparison:
-        return Comparison(view, self._names, keyed=self._destination.keyed_by_id, after=self._after)
 
     def _compare(self, comparison: Comparison, ids: list[str] | None, *, extra: bool) -> None:
         comparison.load(self._inventory(self._nodes[0], ids))
@@ -228,7 +225,7 @@ class TargetLook:
         """Return whether the target lacks one of the documents with these ids, has an earlier delivery of it, or has
         one that was deleted."""
         with open_view(self._root, self._plan) as view:
-            comparison = self._comparison(view)
+            comparison = Comparison(view, self._names, **self._expected)
             comparison.expect()
             comparison.restrict(ids)
             self._compare(comparison, list(ids), extra=True)
@@ -237,7 +234,7 @@ class TargetLook:
     def has_unknown(self, records: Iterable[Stored]) -> bool:
         """Return whether this plan wrote one of these records, and the ledger does not have it."""
         with open_view(self._root, self._plan) as view:
-            comparison = self._comparison(view)
+            comparison = Comparison(view, self._names, **self._expected)
             comparison.load(records)
             return bool(self._written_by_plan(comparison.unknown_records(), _REVISIONS))
 
