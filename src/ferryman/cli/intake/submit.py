@@ -14,7 +14,6 @@ from ferryman.cli.intake.options import QueueUrl, open_queue
 from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import print_json, print_line, print_note
 from ferryman.errors import UsageError
-from ferryman.intake.nodes import format_time
 from ferryman.net.urls import split
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def submit(
     fields = {
         "profile_name": collection,
         "submitter": submitter,
-        "submissionDate": format_time(time.time()),
+        "submissionDate": "",
         "payload_url": url,
         "payload_type": payload_type,
         "type": kind,
@@ -151,6 +150,7 @@ def submit(
     submission = {key: value for key, value in fields.items() if value is not None}
     with open_queue(queue) as job_queue:
         _refuse_unreachable_response_url(job_queue, response_url)
+        submission["submissionDate"] = job_queue.tree.now()
         batch = job_queue.create_batch(submission)
         if not json:
             print_line(batch.id)
@@ -204,13 +204,12 @@ def _refuse_unreachable_response_url(queue: JobQueue, url: str | None) -> None:
         UsageError: it leads where the service that was started last may not go.
     """
     from ferryman.intake.service.errors import CorruptSubmission
-    from ferryman.intake.service.reports import Callback
-    from ferryman.net.allowed_addresses import Reach
+    from ferryman.intake.service.reports import check_receiver
 
     if url is None or (hosts := queue.allowed_hosts()) is None:
         return
     try:
-        Callback(reach=Reach(hosts=hosts)).check({"response_url": url})
+        check_receiver(url, hosts)
     except CorruptSubmission as e:
         allowed = f"with --hosts {','.join(hosts)}" if hosts else "without --hosts"
         raise UsageError(
