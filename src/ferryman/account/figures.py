@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferryman.account import queries
 from ferryman.account.snapshot import EndedRow
 from ferryman.plan import CalledNode, DestinationNode, Plan, logs_read, sources_of
-from ferryman.records.rows import Status, display_status
+from ferryman.records.rows import DOCUMENTS, LEDGER, Status, display_status
 from ferryman.sources.log import Log
 from ferryman.state.activity import find_activity
 from ferryman.state.outbox import pending_rows
 from ferryman.state.runs import PastRuns, load_runs
-from ferryman.state.state import STEP_TIME, State
+from ferryman.state.state import SETTLED, STEP_TIME, State
 from ferryman.storage.files import StatePath
+from ferryman.storage.query import connect, register
 
 
 class EndedCounts(NamedTuple):
@@ -194,3 +197,36 @@ def _job_counts(plan: Plan) -> dict[str, int]:
         with contextlib.suppress(Exception):  # a queue that cannot be reached is reported by a run
             counts |= node.source.job_counts()
     return counts
+
+
+def done_between(
+    root: StatePath, plan: Plan, after: int, upto: int, known: Collection[str]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Count what was done after a wave and up to another.
+
+    Args:
+        known: files of ``ledger`` and ``documents`` that have no rows of these waves: they are not read.
+
+    Returns: destination -> what was delivered or deleted there; source, without logs -> documents that were
+    processed.
+    """
+    between = f"wave > {int(after)} AND wave <= {int(upto)} GROUP BY 1"
+
+    def read() -> tuple[dict[str, int], dict[str, int]]:
+        state = State(root, plan)
+        with (
+            state.readers.reading(),
+            tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
+            queries.explain_query_errors(state, Path(spill)),
+            connect(Path(spill)) as db,
+        ):
+            state.load_consistently([SETTLED])
+            for table, schema in ((state.ledger, LEDGER), (state.documents, DOCUMENTS)):
+                register(db, table.name, table.paths(name for name in table.files if name not in known), schema)
+            arrived = f"status = '{Status.INDEXED}' AND destination <> '' AND {between}"
+            return (
+                dict(db.execute(f"SELECT destination, count(*) FROM ledger WHERE {arrived}").fetchall()),
+                dict(db.execute(f"SELECT source, count(*) FROM documents WHERE {between}").fetchall()),
+            )
+
+    return queries.retry_read(root, read)

@@ -24,7 +24,8 @@ import msgspec
 
 import ferryman
 from ferryman import limits
-from ferryman.account.queries import done_between, retry_read
+from ferryman.account.figures import done_between
+from ferryman.account.queries import retry_read
 from ferryman.errors import UsageError, plain_text
 from ferryman.limits import plural
 from ferryman.monitoring.metrics import MonitoredPlan
