@@ -1,8 +1,8 @@
 """Queries about every document, answered from committed facts, without Spark and without a lock."""
 
 from ferryman.account.families import incomplete_families as incomplete_families
-from ferryman.account.figures import Backlog as Backlog
 from ferryman.account.figures import Figures as Figures
+from ferryman.account.figures import UnreadFigures as UnreadFigures
 from ferryman.account.figures import backlog as backlog
 from ferryman.account.figures import figures as figures
 from ferryman.account.queries import StateTables as StateTables

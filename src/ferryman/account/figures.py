@@ -72,7 +72,7 @@ class Figures(NamedTuple):
     verified: dict[str, float]
 
 
-class Backlog(NamedTuple):
+class UnreadFigures(NamedTuple):
     """What waits in the logs and the intake queue that a plan reads.
 
     Attributes:
@@ -113,7 +113,7 @@ def figures(root: StatePath, plan: Plan) -> Figures:
     )
 
 
-def backlog(root: StatePath, plan: Plan) -> Backlog:
+def backlog(root: StatePath, plan: Plan) -> UnreadFigures:
     """Return what waits for a plan, as its logs and its intake queue say now: they may be slow to answer.
 
     Raises:
@@ -123,7 +123,7 @@ def backlog(root: StatePath, plan: Plan) -> Backlog:
     reads_logs = bool(logs_read(plan.nodes))
     state = queries.retry_read(root, lambda: queries.load_for_reading(root, plan)) if reads_logs else None
     logs = queries.log_counts(state, plan)
-    return Backlog(logs, _oldest_messages(plan, logs), _job_counts(plan))
+    return UnreadFigures(logs, _oldest_messages(plan, logs), _job_counts(plan))
 
 
 def _step_names(plan: Plan) -> list[str]:
