@@ -73,7 +73,7 @@ class Figures(NamedTuple):
 
 
 class UnreadFigures(NamedTuple):
-    """What waits in the logs and the intake queue that a plan reads.
+    """Entries and jobs that wait in the logs and the intake queue that a plan reads.
 
     Attributes:
         logs: source that reads a log -> its counts, see ``queries.log_counts``.
