@@ -4,8 +4,8 @@ from ferryman.account.families import history as history
 from ferryman.account.families import incomplete_families as incomplete_families
 from ferryman.account.families import joined_documents as joined_documents
 from ferryman.account.families import nearest_documents as nearest_documents
-from ferryman.account.figures import Backlog as Backlog
 from ferryman.account.figures import Figures as Figures
+from ferryman.account.figures import UnreadFigures as UnreadFigures
 from ferryman.account.figures import backlog as backlog
 from ferryman.account.figures import figures as figures
 from ferryman.account.queries import StateTables as StateTables

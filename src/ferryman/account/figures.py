@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferryman.account import queries
 from ferryman.account.snapshot import EndedRow
 from ferryman.plan import CalledNode, DestinationNode, Plan, logs_read, sources_of
-from ferryman.records.rows import Status, display_status
+from ferryman.records.rows import DOCUMENTS, LEDGER, Status, display_status
 from ferryman.sources.log import Log
 from ferryman.state.activity import find_activity
 from ferryman.state.logs import log_counts
 from ferryman.state.outbox import pending_rows
 from ferryman.state.runs import PastRuns, load_runs
-from ferryman.state.state import STEP_TIME, State
+from ferryman.state.state import SETTLED, STEP_TIME, State
 from ferryman.storage.files import StatePath
+from ferryman.storage.query import connect, register
 
 
 class EndedCounts(NamedTuple):
@@ -70,8 +73,8 @@ class Figures(NamedTuple):
     verified: dict[str, float]
 
 
-class Backlog(NamedTuple):
-    """What waits in the logs and the intake queue that a plan reads.
+class UnreadFigures(NamedTuple):
+    """Entries and jobs that wait in the logs and the intake queue that a plan reads.
 
     Attributes:
         logs: source that reads a log -> its counts, see ``state.logs.log_counts``.
@@ -111,7 +114,7 @@ def figures(root: StatePath, plan: Plan) -> Figures:
     )
 
 
-def backlog(root: StatePath, plan: Plan) -> Backlog:
+def backlog(root: StatePath, plan: Plan) -> UnreadFigures:
     """Return what waits for a plan, as its logs and its intake queue say now: they may be slow to answer.
 
     Raises:
@@ -121,7 +124,7 @@ def backlog(root: StatePath, plan: Plan) -> Backlog:
     reads_logs = bool(logs_read(plan.nodes))
     state = queries.retry_read(root, lambda: queries.load_for_reading(root, plan)) if reads_logs else None
     logs = log_counts(state, plan)
-    return Backlog(logs, _oldest_messages(plan, logs), _job_counts(plan))
+    return UnreadFigures(logs, _oldest_messages(plan, logs), _job_counts(plan))
 
 
 def _step_names(plan: Plan) -> list[str]:
@@ -195,3 +198,36 @@ def _job_counts(plan: Plan) -> dict[str, int]:
         with contextlib.suppress(Exception):  # a queue that cannot be reached is reported by a run
             counts |= node.source.job_counts()
     return counts
+
+
+def done_between(
+    root: StatePath, plan: Plan, after: int, upto: int, known: Collection[str]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Count what was done after a wave and up to another.
+
+    Args:
+        known: files of ``ledger`` and ``documents`` that have no rows of these waves: they are not read.
+
+    Returns: destination -> what was delivered or deleted there; source, without logs -> documents that were
+    processed.
+    """
+    between = f"wave > {int(after)} AND wave <= {int(upto)} GROUP BY 1"
+
+    def read() -> tuple[dict[str, int], dict[str, int]]:
+        state = State(root, plan)
+        with (
+            state.readers.reading(),
+            tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
+            queries.explain_query_errors(state, Path(spill)),
+            connect(Path(spill)) as db,
+        ):
+            state.load_consistently([SETTLED])
+            for table, schema in ((state.ledger, LEDGER), (state.documents, DOCUMENTS)):
+                register(db, table.name, table.paths(name for name in table.files if name not in known), schema)
+            arrived = f"status = '{Status.INDEXED}' AND destination <> '' AND {between}"
+            return (
+                dict(db.execute(f"SELECT destination, count(*) FROM ledger WHERE {arrived}").fetchall()),
+                dict(db.execute(f"SELECT source, count(*) FROM documents WHERE {between}").fetchall()),
+            )
+
+    return queries.retry_read(root, read)

@@ -60,7 +60,7 @@ from ferryman.state.targets import load_targets, load_verified
 from ferryman.storage import files, parquet
 from ferryman.storage.delta import open_log
 from ferryman.storage.files import StatePath, is_disk_full
-from ferryman.storage.query import connect, register
+from ferryman.storage.query import connect
 
 OUTSTANDING: Final = ("failed", "rejected", "in_doubt", "pending")
 """Statuses of deliveries that have not ended successfully."""
@@ -231,39 +231,6 @@ def ended(root: StatePath, plan: Plan) -> list[EndedRow]:
     cached = _load_cached(root, plan)
     known = None if cached is None else cached.ended
     return _count(root, plan, View.ended) if known is None else known
-
-
-def done_between(
-    root: StatePath, plan: Plan, after: int, upto: int, known: Collection[str]
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Count what was done after a wave and up to another.
-
-    Args:
-        known: files of ``ledger`` and ``documents`` that have no rows of these waves: they are not read.
-
-    Returns: destination -> what was delivered or deleted there; source, without logs -> documents that were
-    processed.
-    """
-    between = f"wave > {int(after)} AND wave <= {int(upto)} GROUP BY 1"
-
-    def read() -> tuple[dict[str, int], dict[str, int]]:
-        state = State(root, plan)
-        with (
-            state.readers.reading(),
-            tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
-            explain_query_errors(state, Path(spill)),
-            connect(Path(spill)) as db,
-        ):
-            state.load_consistently([SETTLED])
-            for table, schema in ((state.ledger, LEDGER), (state.documents, DOCUMENTS)):
-                register(db, table.name, table.paths(name for name in table.files if name not in known), schema)
-            arrivals = "SELECT destination, count(*) FROM ledger WHERE status = 'INDEXED' AND destination <> ''"
-            return (
-                dict(db.execute(f"{arrivals} AND {between}").fetchall()),
-                dict(db.execute(f"SELECT source, count(*) FROM documents WHERE {between}").fetchall()),
-            )
-
-    return retry_read(root, read)
 
 
 def first_event_of_pending(root: StatePath, plan: Plan, wave: int | None) -> float | None:

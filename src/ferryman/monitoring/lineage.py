@@ -24,7 +24,8 @@ import msgspec
 
 import ferryman
 from ferryman import limits
-from ferryman.account.queries import done_between, retry_read
+from ferryman.account.figures import done_between
+from ferryman.account.queries import retry_read
 from ferryman.errors import UsageError, plain_text
 from ferryman.limits import plural
 from ferryman.monitoring.metrics import MonitoredPlan
@@ -200,7 +201,7 @@ def _source_code(nodes: Sequence[Node]) -> str:
 # --- the events of a run ---
 
 
-class _Position(NamedTuple):
+class _CountedTo(NamedTuple):
     """How far a run has come.
 
     Attributes:
@@ -260,14 +261,14 @@ class JobRun:
         ]
         return _encode(kind, at, self._id, plan.name, run, job, inputs, outputs)
 
-    def _reached(self) -> _Position:
+    def _reached(self) -> _CountedTo:
         if not exists(self._root / IDENTITY):
-            return _Position(0, {}, frozenset())
+            return _CountedTo(0, {}, frozenset())
         state = State(self._root, self._plan)
         logs = {node.name: LogPositions(state, node.name) for node in logs_read(self._plan.nodes)}
         with state.readers.reading():
             state.load_consistently([SETTLED, *(each.entries_read_id for each in logs.values())])
-        return _Position(
+        return _CountedTo(
             state.settled,
             {name: each.entries_read for name, each in logs.items()},
             frozenset({*state.ledger.files, *state.documents.files}),

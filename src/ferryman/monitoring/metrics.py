@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from ferryman import limits
-from ferryman.account.figures import Backlog, Figures, backlog, figures
+from ferryman.account.figures import Figures, UnreadFigures, backlog, figures
 from ferryman.errors import UsageError, plain_text
 from ferryman.plan import Flow, Plan
 from ferryman.state.state import IDENTITY, state_root
@@ -179,7 +179,7 @@ def _buckets(counts: Counter[int]) -> list[tuple[str, float]]:
     return [*bounds, ("+Inf", float(counts.total()))]
 
 
-def _samples(found: Figures, waiting: Backlog, now: float) -> Iterator[tuple[str, _Sample]]:
+def _samples(found: Figures, waiting: UnreadFigures, now: float) -> Iterator[tuple[str, _Sample]]:
     """Yield the samples of a state, without the labels of its plan."""
 
     def sample(name: str, value: float | Counter[int], *labels: str) -> tuple[str, _Sample]:
