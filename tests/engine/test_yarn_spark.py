@@ -18,7 +18,7 @@ from tests.servers.registry import require
 from tests.servers.yarn import Yarn, YarnNode, spark_settings
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.server, pytest.mark.slow]  # two JVMs of YARN, and three for each run
+pytestmark = [pytest.mark.spark, pytest.mark.server]
 
 PLAN = """
 import time
@@ -182,6 +182,7 @@ def test_files_change_and_an_executor_is_killed(corpus: Corpus) -> None:
     corpus.check()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("second_node")
 def test_the_application_master_and_the_driver_are_killed(corpus: Corpus) -> None:
     """Each run of them changes and deletes, and so does the one that follows."""

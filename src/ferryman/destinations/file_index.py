@@ -12,7 +12,8 @@ A chunk is written in four steps:
 3. A second file of the index says what is there now.
 4. The process' own database has both.
 
-After a kill between any two of them the same chunk comes again, and finds its names reserved.
+After a kill between any two of them the same chunk comes again, and finds its names reserved. A writer that finds a
+file which its index does not know reads the index again: another writer has reserved that name before.
 """
 
 from __future__ import annotations
@@ -98,6 +99,9 @@ class FileIndex(Protocol):
     def writing(self) -> AbstractContextManager[sa.Connection]:
         """Yield a connection that writes it."""
 
+    def refresh(self) -> None:
+        """Read what other writers have added, within ``writing`` and outside of a transaction."""
+
     def transaction(self, connection: sa.Connection, changed: set[str]) -> AbstractContextManager[None]:
         """Make changes inside durable at its end, if there are any.
 
@@ -155,6 +159,9 @@ class LocalIndex:
             raise Misconfigured(f"{self._folder.target}: write before open")
         with SQLite().translated_errors(self._folder.target), self._engine.connect() as connection:
             yield connection
+
+    def refresh(self) -> None:
+        """Do nothing: all writers use one database."""
 
     @contextmanager
     def transaction(self, connection: sa.Connection, changed: set[str]) -> Iterator[None]:
@@ -305,6 +312,11 @@ class RemoteIndex:
         with copy.engine.connect() as connection:
             yield connection
         self._stale = False
+
+    def refresh(self) -> None:
+        copy = copies[self._folder.target, _WRITE]
+        if self._refreshed(_WRITE) is not copy:
+            raise Unavailable(f"{self._folder.where}: another writer has merged its index. It is tried again.")
 
     @contextmanager
     def transaction(self, connection: sa.Connection, changed: set[str]) -> Iterator[None]:

@@ -325,9 +325,12 @@ class Directory(Destination):
         bodies = dict(self._bodies(chunk, outcomes))
         with self._errors(), self._index.writing() as connection:
             indexed = IndexedFolder(self._folder, connection)
-            # a name is durably reserved before there is a file of that name
+            wanted = {chunk[i].id: body for i, body in bodies.items()}
+            # a name is durably reserved before there is a file of that name, by a writer beside this one, too
+            if not self._folder.local and indexed.has_unknown_files(wanted):
+                self._index.refresh()
             with self._index.transaction(connection, indexed.changed):
-                refused = indexed.reserve({chunk[i].id: body for i, body in bodies.items()})  # 1
+                refused = indexed.reserve(wanted)  # 1
             crash.point("files.reserved")
             self._require_open_pass()
             for position in [i for i in bodies if chunk[i].id in refused]:
@@ -442,6 +445,14 @@ class IndexedFolder:
         d = DOCUMENTS.c
         rows = self._rows(ids, d.id, d.sequence, d.delivery_hash, d.operation)
         return {row.id: LastDelivery(row.sequence, row.delivery_hash) for row in rows if row.operation != "new"}
+
+    def has_unknown_files(self, wanted: Mapping[str, FileBody]) -> bool:
+        """Return whether there are files of names that ids without a name would get."""
+        with self._connection.begin():
+            known = {row.id for row in self._rows(wanted, DOCUMENTS.c.id)}
+        paths = [_first_path(id, body.suffix) for id, body in wanted.items() if id not in known and not body.by_content]
+        self._look_at(paths)
+        return any(self._kind(path) for path in paths)
 
     def reserve(self, wanted: Mapping[str, FileBody]) -> dict[str, str]:
         """Reserve a unique name for each id; return the ids that cannot have one, with the reason."""
