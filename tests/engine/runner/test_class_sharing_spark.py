@@ -73,7 +73,7 @@ def test_the_first_run_has_it_made(place: Path) -> None:
     """In the background, after its end: whoever waits for the run does not wait for it."""
     (place / "plan.py").write_text(PLAN)
     environment = {**os.environ, "XDG_CACHE_HOME": str(place / "cache")}
-    command = [sys.executable, "-m", "ferryman.cli", "run", str(place / "plan.py")]
+    command = [sys.executable, "-m", "ferryman.cli", "run", str(place / "plan.py"), "--master", "local[2]"]
     done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
