@@ -107,6 +107,7 @@ def _work(streams: list[int], args: list[str], folder: str, environment: dict[st
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - they are of the server's streams, and are pipes now
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.chdir(folder)
+    os.environ.clear()  # the server has that of the test that started it
     os.environ.update(environment)
     if crash.ENVIRONMENT in environment:
         spec, _, seen = environment[crash.ENVIRONMENT].partition("@")
