@@ -44,7 +44,7 @@ def test_the_page_is_true(server: Callable[[str], Any], place: Path, monkeypatch
     assert not (ftp.files / "archive" / "2024" / "species #1.txt").exists()
     keys = [each["Key"] for each in s3.client().list_objects_v2(Bucket="archive")["Contents"]]
     assert len([key for key in keys if key.startswith("originals/sha256/")]) == 1
-    assert len([key for key in keys if key.startswith("log/")]) == 1
+    assert len([key for key in keys if key.startswith("log/") and key.endswith(".jsonl")]) == 1
 
 
 def test_the_address_of_each_original_leads_to_it(

@@ -495,6 +495,7 @@ class Solr(Destination):
         self.transactional = versions is not None  # type: ignore[misc]  # of this one
         self.compares_sequences = versions is not None  # type: ignore[misc]
         self._http: Http | None = None
+        self._written: FieldNames | None = None  # those that the schema has, asked by the first write
         if findings := list(self._findings()):
             raise PlanError([f"Solr({urls.strip_secrets(url)!r}): {finding}" for finding in findings])
 
@@ -509,9 +510,8 @@ class Solr(Destination):
             yield f"commit_within_ms={self.commit_within_ms}: give 1 or more, or None"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_collection", "_written")} | {
-            "_http": None
-        }
+        kept = {name: value for name, value in self.__dict__.items() if name != "_collection"}
+        return kept | {"_http": None, "_written": None}
 
     def target(self) -> str:
         return urls.strip_secrets(self.url)
@@ -565,8 +565,7 @@ class Solr(Destination):
     def open(self, context: DestinationContext) -> None:
         self._http = self._connection()
         self._collection = Collection(self._http, self.target(), self.names, TIMEOUT_S)
-        has_origin = self._collection.has_field(self.names.origin)
-        self._written = self.names if has_origin else self.names._replace(origin="")
+        self._written = None
 
     def close(self) -> None:
         if self._http is not None:
@@ -581,13 +580,16 @@ class Solr(Destination):
         """
         if self._http is None:
             raise Misconfigured(f"{self.target()}: write before open")
+        if self._written is None:
+            has_origin = self._collection.has_field(self.names.origin)
+            self._written = self.names if has_origin else self.names._replace(origin="")
         outcomes: dict[int, Outcome] = {}
         writer = _ChunkWriter(self._collection, self._parameters(), self.versions, outcomes)
-        for layer in self._layers(chunk, outcomes):
+        for layer in self._layers(chunk, self._written, outcomes):
             writer.settle(layer)
         return [outcomes[position] for position in range(len(chunk))]
 
-    def _layers(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> list[list[UpdateRow]]:
+    def _layers(self, chunk: list[Delivery], names: FieldNames, outcomes: dict[int, Outcome]) -> list[list[UpdateRow]]:
         """Split a chunk into layers with each id once; older deliveries of an id are in earlier layers."""
         layers: list[list[UpdateRow]] = []
         layer_of: dict[str, int] = defaultdict(int)
@@ -595,7 +597,7 @@ class Solr(Destination):
             delivery = chunk[position]
             try:
                 delivery.id.encode()
-                body = solr_document(delivery, self._written) if delivery.operation == "upsert" else {}
+                body = solr_document(delivery, names) if delivery.operation == "upsert" else {}
                 encode(body)
             except (BadDocument, UnicodeEncodeError) as e:
                 outcomes[position] = Outcome.permanent(f"{printable_id(delivery)}: {e}")
