@@ -6,7 +6,6 @@ import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue, NodeInvalid, StateError
-from ferryman.intake.nodes import SERVICE
 from ferryman.intake.store import Create, Delete, Set
 from tests.intake.conftest import Opening, layout, started
 
@@ -182,20 +181,3 @@ def test_ids_are_not_given_twice(queue: JobQueue) -> None:
     queue.create_batch({})
     queue.tree.store.commit([Create("/batches/bid0000000001")])
     assert queue.create_batch({}).id == "bid0000000002"
-
-
-def test_the_hosts_of_the_last_service_are_known(queue: JobQueue, opening: Opening) -> None:
-    """To every process; none before there was one. What is damaged, or as somebody else wrote it, says nothing, and
-    the next service mends it."""
-    other = opening()
-    assert other.allowed_hosts() is None
-    for hosts in ((), ("10.0.0.0/8", "intranet.example"), ("10.0.0.0/8", "intranet.example"), ()):
-        queue.record_allowed_hosts(hosts)
-        assert queue.allowed_hosts() == other.allowed_hosts() == hosts
-    for damaged in (b"\xff{", b"{}", b"[]", b'{"hosts": "a"}', b'{"hosts": [1]}'):
-        queue.tree.store.commit([Set(SERVICE, damaged)])
-        assert queue.allowed_hosts() is None
-        queue.record_allowed_hosts(())
-        assert queue.allowed_hosts() == ()
-    assert queue.audit() == []
-    assert SERVICE not in queue.dump()["nodes"]

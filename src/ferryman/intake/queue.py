@@ -27,7 +27,6 @@ from ferryman.intake.nodes import (
     COLLECTION_LOCKS,
     JOBS,
     PAUSE_PATH,
-    SERVICE,
     access_path,
     batch_path,
     decode_node,
@@ -49,7 +48,6 @@ from ferryman.intake.store import (
     Conflict,
     Create,
     Op,
-    Set,
     Store,
     StoredNode,
     Watch,
@@ -249,32 +247,6 @@ class JobQueue:
     def delete_completed_batches(self) -> list[str]:
         """Remove all completed and deleted batches; damaged ones are skipped. Returns the ids removed."""
         return self.cleanup().removed
-
-    def record_allowed_hosts(self, hosts: Sequence[str]) -> None:
-        """Record which hosts a service allows that is about to start, so that submissions which it would refuse can be
-        refused at once. Those of the service that was started last count.
-
-        Args:
-            hosts: as of ``serve --hosts``.
-        """
-
-        def plan() -> list[Op]:
-            data = encode_node(SERVICE, {"hosts": list(hosts), "last_modified": self._tree.now()})
-            return [Create(SERVICE, data) if self._tree.find(SERVICE) is None else Set(SERVICE, data)]
-
-        if self.allowed_hosts() != tuple(hosts):
-            self._tree.change(plan)
-
-    def allowed_hosts(self) -> tuple[str, ...] | None:
-        """Return the hosts that the service allows which was started last; None if it is not known, as no service has
-        been started yet."""
-        try:
-            hosts = self._tree.json(SERVICE).get("hosts")
-        except NodeInvalid:
-            return None
-        if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
-            return None
-        return tuple(hosts)
 
     def cleanup(self) -> Cleanup:
         """Remove all completed and deleted batches with their jobs. The result lists batches that could not be removed,

@@ -104,33 +104,6 @@ def test_reports_go_nowhere_that_nobody_allowed(intake: Place) -> None:
         assert len(receiver.requests) == 2
 
 
-@pytest.mark.rule("reach.submission")
-def test_submit_refuses_a_receiver_that_serve_would_refuse(intake: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """At once, once a service was started; the one that was started last counts. A name that nobody knows may be known
-    later."""
-    private, path = "http://user:s3cret@127.0.0.1:8/report?token=s3cret", str(intake.put("a.txt", "a"))
-
-    def submit(url: str) -> tuple[int, str]:
-        code = start(["intake", "submit", path, "--response-url", url, "--queue", intake.queue.url])
-        return code, capsys.readouterr().err
-
-    assert submit(private) == (0, "")  # nobody knows yet what may be reached
-    intake.serving = replace(intake.serving, reach=Reach((str(intake.folder),)))
-    intake.serve()
-    code, said = submit(private)
-    assert code == 2
-    assert "127.0.0.1: its address 127.0.0.1 is not a public one" in said
-    assert said.endswith("The service of this queue was started without --hosts. Nothing was submitted.\n")
-    assert "s3cret" not in said
-    assert len(intake.queue.list_batches()) == 1
-    assert submit("https://no-such-host.invalid/report") == (0, "")
-    intake.serving = replace(intake.serving, reach=Reach((str(intake.folder),), ("10.0.0.0/8", "127.0.0.1:9")))
-    intake.queue.record_allowed_hosts(intake.serving.reach.hosts)
-    code, said = submit(private)
-    assert (code, "with --hosts 10.0.0.0/8,127.0.0.1:9" in said) == (2, True)
-    assert submit("http://127.0.0.1:9/report") == (0, "")
-
-
 def test_an_unknown_receiver_is_not_refused_early(intake: Place) -> None:
     """Its name may be known when there is something to report; what is not a URL is refused at once."""
     callback = Callback(reach=Reach())

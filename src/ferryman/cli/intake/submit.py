@@ -14,10 +14,11 @@ from ferryman.cli.intake.options import QueueUrl, open_queue
 from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import print_json, print_line, print_note
 from ferryman.errors import UsageError
+from ferryman.intake.nodes import format_time
 from ferryman.net.urls import split
 
 if TYPE_CHECKING:
-    from ferryman.intake import Batch, JobQueue
+    from ferryman.intake import Batch
 
 
 class Payload(enum.StrEnum):
@@ -128,7 +129,7 @@ def submit(
     fields = {
         "profile_name": collection,
         "submitter": submitter,
-        "submissionDate": "",
+        "submissionDate": format_time(time.time()),
         "payload_url": url,
         "payload_type": payload_type,
         "type": kind,
@@ -149,8 +150,6 @@ def submit(
     }
     submission = {key: value for key, value in fields.items() if value is not None}
     with open_queue(queue) as job_queue:
-        _refuse_unreachable_response_url(job_queue, response_url)
-        submission["submissionDate"] = job_queue.tree.now()
         batch = job_queue.create_batch(submission)
         if not json:
             print_line(batch.id)
@@ -195,26 +194,6 @@ def _refuse_bad_response_url(url: str | None) -> None:
             check_response_url(url)
     except CorruptSubmission as e:
         raise UsageError(f"submit: {e} Nothing was submitted.") from None
-
-
-def _refuse_unreachable_response_url(queue: JobQueue, url: str | None) -> None:
-    """Refuse a URL that the service of this queue would refuse: nothing could be reported there after the work.
-
-    Raises:
-        UsageError: it leads where the service that was started last may not go.
-    """
-    from ferryman.intake.service.errors import CorruptSubmission
-    from ferryman.intake.service.reports import check_receiver
-
-    if url is None or (hosts := queue.allowed_hosts()) is None:
-        return
-    try:
-        check_receiver(url, hosts)
-    except CorruptSubmission as e:
-        allowed = f"with --hosts {','.join(hosts)}" if hosts else "without --hosts"
-        raise UsageError(
-            f"submit: {e} The service of this queue was started {allowed}. Nothing was submitted."
-        ) from None
 
 
 def _refuse_bad_names(collection: str | None, local_ids: list[str] | None, primary_id: str | None) -> None:

@@ -6,7 +6,7 @@ import re
 import smtplib
 import ssl
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from email.message import EmailMessage
 from email.utils import formatdate
@@ -37,15 +37,6 @@ if TYPE_CHECKING:
 CALLBACK_TRIES: Final = 3
 CALLBACK_TIMEOUT_S: Final = 10.0
 """Seconds for a receiver to answer; slower ones would keep a consumer from its work."""
-
-
-def check_receiver(url: str, hosts: Sequence[str]) -> None:
-    """Check that a service which allows these hosts may post to a ``response_url``.
-
-    Raises:
-        CorruptSubmission: it is not an http or https URL, or leads where it may not.
-    """
-    Callback(reach=Reach(hosts=tuple(hosts))).check({"response_url": url})
 
 
 class Callback:

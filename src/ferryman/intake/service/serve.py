@@ -97,7 +97,6 @@ def serve(
     """
     jobs_sources(plan)
     MintedIdentifiers(plan, serving.work)
-    queue.record_allowed_hosts(serving.reach.hosts)
     stop = stop or threading.Event()
     observer = observer or Silent()
     consumers = Consumers(queue, serving, stop, observer.message)
