@@ -247,7 +247,7 @@ def test_what_is_sent_as_a_name_only_is_found(tmp_path: Path, capsys: pytest.Cap
     assert start(["plan", "check", str(tmp_path / "by_name.py")]) == 2
     told = capsys.readouterr().err
     assert "look-up: cannot be sent to the workers: it uses the global handle, and that cannot be pickled" in told
-    assert "by_name.handle is sent as a name only" in told
+    assert "by_name.handle is sent by name only" in told
 
 
 def test_an_installed_cached_function_stays_a_name() -> None:
