@@ -122,9 +122,11 @@ def test_an_owner_in_another_container_of_this_machine_counts_as_alive(
     """The boot is the same, and process ids mean other processes there: one that is nobody's here may be at work."""
     here = processes.machine_id()
     boot, space = here.split(" ")
-    dead = multiprocessing.get_context("fork").Process(target=int)
+    may_end = multiprocessing.get_context("fork").Event()
+    dead = multiprocessing.get_context("fork").Process(target=may_end.wait)
     dead.start()
     pid, started = dead.pid, processes.start_time_of(dead.pid or 0)
+    may_end.set()
     dead.join()
     assert pid is not None
     monkeypatch.setattr(os, "getpid", lambda: pid)
