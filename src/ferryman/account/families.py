@@ -17,8 +17,8 @@ import duckdb
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.account.queries import explain_query_errors, open_view, retry_read
-from ferryman.account.relations import Filter, Selection, View, Wanted
+from ferryman.account.queries import explain_query_errors, query_view, retry_read
+from ferryman.account.relations import Filter, Selection, View
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.records.families import SEPARATOR, in_family, in_family_sql
@@ -80,7 +80,7 @@ def family_statuses(root: StatePath, family: str, plan: Plan | None = None) -> l
         UsageError: there is no state yet.
         StateDamaged: a file is damaged; it is named.
     """
-    return _query(root, plan, lambda view: _of_family(view, family), Filter(family=family).selection)
+    return query_view(root, plan, lambda view: _of_family(view, family), Filter(family=family).selection)
 
 
 def history(
@@ -95,7 +95,7 @@ def history(
         page: 1: the newest events; 2: those before them; and so on.
     """
     wanted = partial(_history_selection, document, families=False)
-    return _query(root, plan, lambda view: _history_rows(view, document, limit, page), wanted)
+    return query_view(root, plan, lambda view: _history_rows(view, document, limit, page), wanted)
 
 
 def _history_selection(document: str, *, families: bool = True) -> Selection:
@@ -132,7 +132,7 @@ def nearest_documents(root: StatePath, document: str, plan: Plan | None = None, 
         ) ORDER BY contains(lower(id), lower($document)) DESC,
             jaro_winkler_similarity(lower(id), lower($document)) DESC, id LIMIT {int(limit)}
     """
-    return [row["id"] for row in _query(root, plan, lambda view: view.rows(query, {"document": document}))]
+    return [row["id"] for row in query_view(root, plan, lambda view: view.rows(query, {"document": document}))]
 
 
 _SIMILAR: Final = 0.8
@@ -146,7 +146,7 @@ def joined_documents(root: StatePath, join: str, entry: str, plan: Plan | None =
             SELECT origin FROM ledger WHERE source = $join UNION ALL SELECT origin FROM unsent WHERE source = $join
         ) WHERE list_contains(string_split(origin, '&'), $entry) ORDER BY origin
     """
-    rows = _query(root, plan, lambda view: view.rows(query, {"join": join, "entry": entry}))
+    rows = query_view(root, plan, lambda view: view.rows(query, {"join": join, "entry": entry}))
     return [row["origin"] for row in rows]
 
 
@@ -161,7 +161,7 @@ def history_with_statuses(
     def query(view: View) -> tuple[list[dict[str, Any]], list[FamilyStatus]]:
         return _history_rows(view, document, limit), _of_family(view, document)
 
-    events, statuses = _query(root, plan, query, partial(_history_selection, document))
+    events, statuses = query_view(root, plan, query, partial(_history_selection, document))
     if events and events[-1]["document"] == document != events[-1]["origin"]:
         statuses = family_statuses(root, events[-1]["origin"], plan)
     return events, statuses
@@ -190,7 +190,7 @@ def older_deliveries(root: StatePath, origin: str, plan: Plan | None = None) -> 
         held = view.held(Filter(origin=origin))
         return [OlderDelivery(row["document"], row["destination"]) for row in held]
 
-    return _query(root, plan, query)
+    return query_view(root, plan, query)
 
 
 def incomplete_families(
@@ -212,15 +212,7 @@ def incomplete_families(
         origins, documents = (condition.format(family=_family(column)) for column in ("origin", "document"))
         return sorted(each for each in _statuses(view, origins, documents) if each.outcome != "complete")
 
-    return _query(root, plan, query)
-
-
-def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Wanted | None = None) -> _T:
-    def read() -> _T:
-        with open_view(root, plan, wanted=wanted) as view:
-            return query(view)
-
-    return retry_read(root, read)
+    return query_view(root, plan, query)
 
 
 def _family(column: str) -> str:
@@ -386,12 +378,7 @@ def document_results(root: StatePath, plan: Plan, source: str, documents: Collec
     Raises:
         StateDamaged: a file is damaged; it is named.
     """
-
-    def read() -> dict[str, DocumentResult]:
-        with open_view(root, plan) as view:
-            return _results(view, source, documents)
-
-    return retry_read(root, read)
+    return query_view(root, plan, lambda view: _results(view, source, documents))
 
 
 def _results(view: View, source: str, documents: Collection[str]) -> dict[str, DocumentResult]:

@@ -126,7 +126,7 @@ def remembered_counts(root: StatePath, plan: Plan) -> dict[str, Any]:
 def outstanding(root: StatePath, plan: Plan) -> dict[str, int]:
     """Count the deliveries of current documents that are ``failed``, ``rejected``, ``in_doubt`` or ``pending``."""
     if (cached := _load_cached(root, plan)) is None:
-        return _query(root, plan, View.outstanding)
+        return query_view(root, plan, View.outstanding)
     destinations = cached.status["destinations"].values()
     return {name: sum(counts[name] for counts in destinations) for name in OUTSTANDING}
 
@@ -215,13 +215,13 @@ def unread(root: StatePath, plan: Plan) -> dict[str, tuple[int, str]]:
     Only sources that do not list all documents (``Source.lists_all``) have any.
     """
     sources = [n.name for n in sources_of(plan.nodes) if not n.source.lists_all]
-    return _query(root, plan, lambda view: view.unread(sources)) if sources else {}
+    return query_view(root, plan, lambda view: view.unread(sources)) if sources else {}
 
 
 def waves(root: StatePath, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
     """Return the last waves, newest first: ``wave``, ``created``, ``events``, ``delivered``, ``failed``."""
     if limit > WAVES:
-        return _query(root, plan, lambda view: view.waves(limit))
+        return query_view(root, plan, lambda view: view.waves(limit))
     cached = _load_cached(root, plan)
     return _count(root, plan, lambda view: view.waves(limit)) if cached is None else cached.waves[:limit]
 
@@ -241,12 +241,12 @@ def first_event_of_pending(root: StatePath, plan: Plan, wave: int | None) -> flo
         wave: the first wave with pending rows; None: there are none.
     """
     is_large = _load_cached(root, plan) is not None
-    return _query(root, plan, lambda view: view.first_event_of_pending(wave, failed=not is_large))
+    return query_view(root, plan, lambda view: view.first_event_of_pending(wave, failed=not is_large))
 
 
 def wave_times(root: StatePath, limit: int = 20, plan: Plan | None = None) -> dict[int, tuple[Any, Any]]:
     """Return wave -> the times of its first and its last event, for the last waves that have any."""
-    return _query(root, plan, lambda view: view.wave_times(limit), _scan)
+    return query_view(root, plan, lambda view: view.wave_times(limit), _scan)
 
 
 def wave_events(root: StatePath, wave: int, plan: Plan | None = None, *, limit: int = 200) -> list[dict[str, Any]]:
@@ -265,9 +265,9 @@ def wave_events(root: StatePath, wave: int, plan: Plan | None = None, *, limit: 
     def query(view: View) -> tuple[list[dict[str, Any]], bool]:
         return view.rows(events), view.is_whole
 
-    found, is_whole = _query(root, plan, query, partial(of_wave, all_events=False))
+    found, is_whole = query_view(root, plan, query, partial(of_wave, all_events=False))
     if not is_whole and len(found) < limit:
-        found, _ = _query(root, plan, query, partial(of_wave, all_events=True))
+        found, _ = query_view(root, plan, query, partial(of_wave, all_events=True))
     return found
 
 
@@ -290,7 +290,7 @@ def outcomes(
     Args:
         message: of the command's events, see ``state.commands.Command.message``.
     """
-    return _query(root, plan, lambda view: view.outcomes(message, limit), _scan)
+    return query_view(root, plan, lambda view: view.outcomes(message, limit), _scan)
 
 
 def cache_counts(state: State, *, replace: bool) -> None:
@@ -334,7 +334,7 @@ def cache_differs(root: StatePath, plan: Plan) -> bool:
     the snapshot gives something different."""
     if (cached := _load_cached(root, plan, by_plan=False)) is None:
         return False
-    status = _query(root, plan, lambda view: view.status(cached.reached))
+    status = query_view(root, plan, lambda view: view.status(cached.reached))
     from_snapshot = status if cached.snapshot is None else _count(root, plan, lambda view: view.status(cached.reached))
     return not (status == cached.status == from_snapshot) and _load_cached(root, plan, by_plan=False) == cached
 
@@ -353,7 +353,7 @@ def deliveries(
     if limit is None:
         return list(iter_deliveries(root, plan=plan, **options))
     wanted = Filter.from_options(options)
-    return _query(root, plan, lambda view: _newest_deliveries(view, wanted, limit), wanted.selection)
+    return query_view(root, plan, lambda view: _newest_deliveries(view, wanted, limit), wanted.selection)
 
 
 def _newest_deliveries(view: View, wanted: Filter, limit: int) -> list[dict[str, Any]]:
@@ -392,7 +392,7 @@ def count_deliveries(root: StatePath, *, plan: Plan | None = None, **options: Un
     def count(view: View) -> int:
         return view.count_deliveries(wanted) + sum(1 for _ in _uncounted(view, wanted))
 
-    return _query(root, plan, count, partial(wanted.selection, COUNTING_COLUMNS))
+    return query_view(root, plan, count, partial(wanted.selection, COUNTING_COLUMNS))
 
 
 def _uncounted(view: View, wanted: Filter) -> Iterator[dict[str, Any]]:
@@ -416,7 +416,7 @@ def stopped(root: StatePath, plan: Plan) -> list[dict[str, Any]]:
             "since": row["created"],
             "attempt": row["attempt"],
         }
-        for row in _query(root, plan, lambda view: view.stopped(EVERYTHING))
+        for row in query_view(root, plan, lambda view: view.stopped(EVERYTHING))
     ]
 
 
@@ -441,7 +441,9 @@ def reasons(
     if among:
         wanted = wanted._replace(statuses=frozenset[str]().union(*(named_statuses(each)[0] for each in among)))
     wanted = wanted._replace(statuses=wanted.statuses or NOT_ARRIVED)
-    return _query(root, plan, lambda view: _reasons(view, wanted, limit), partial(wanted.selection, COUNTING_COLUMNS))
+    return query_view(
+        root, plan, lambda view: _reasons(view, wanted, limit), partial(wanted.selection, COUNTING_COLUMNS)
+    )
 
 
 def _reasons(view: View, wanted: Filter, limit: int | None) -> list[dict[str, Any]]:
@@ -465,7 +467,7 @@ def deliveries_with_reasons(
     def query(view: View) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         return _newest_deliveries(view, wanted, limit), _reasons(view, wanted, reasons_limit)
 
-    return _query(root, plan, query, wanted.selection)
+    return query_view(root, plan, query, wanted.selection)
 
 
 def not_read(
@@ -482,14 +484,14 @@ def not_read(
     if options.get("status") is not None:
         raise UsageError("by unread: it counts what is delivered; leave the status out.")
     wanted = Filter.from_options(options)
-    return _query(root, plan, lambda view: view.not_read(wanted, limit))
+    return query_view(root, plan, lambda view: view.not_read(wanted, limit))
 
 
 def has_not_read(root: StatePath, plan: Plan) -> bool:
     """Return whether ``not_read`` counts any delivery."""
     cached = _load_cached(root, plan)
     known = None if cached is None else cached.has_not_read
-    return _query(root, plan, View.has_not_read) if known is None else known
+    return query_view(root, plan, View.has_not_read) if known is None else known
 
 
 def held_deletes(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> int:
@@ -502,7 +504,7 @@ def held_deletes(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> int:
         return 0
     cached = _load_cached(root, plan)
     known = None if cached is None else cached.held
-    return _query(root, plan, _count_held) if known is None else known
+    return query_view(root, plan, _count_held) if known is None else known
 
 
 def _count_held(view: View) -> int:
@@ -616,7 +618,7 @@ def pending_reasons(root: StatePath, plan: Plan, *, limit: int = 20) -> list[dic
             troubles.get(row["node"]),
             is_active=is_active,
         )
-        for row in _query(root, plan, lambda view: view.pending_reasons(limit))
+        for row in query_view(root, plan, lambda view: view.pending_reasons(limit))
     ]
 
 
@@ -665,7 +667,7 @@ def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     if not {node.kind for node in plan.nodes} & _WITH_REASONS:
         return found
-    for each in _query(root, plan, View.by_node, partial(Filter(NOT_ARRIVED).selection, COUNTING_COLUMNS)):
+    for each in query_view(root, plan, View.by_node, partial(Filter(NOT_ARRIVED).selection, COUNTING_COLUMNS)):
         counts = found.setdefault(each["node"], {})
         word = display_status(each["status"], each["operation"])
         counts[word] = counts.get(word, 0) + each["deliveries"]
@@ -687,7 +689,7 @@ class StateTables(NamedTuple):
 
 def tables(root: StatePath, plan: Plan) -> StateTables:
     """Read a consistent snapshot of a state's open tables into memory."""
-    return _query(root, plan, lambda view: StateTables(view.ledger(), view.documents()))
+    return query_view(root, plan, lambda view: StateTables(view.ledger(), view.documents()))
 
 
 @contextlib.contextmanager
@@ -799,7 +801,15 @@ def _load_cached(root: StatePath, plan: Plan | None, *, by_plan: bool = True) ->
     return retry_read(root, read)
 
 
-def _query(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Wanted | None = None) -> _T:
+def query_view(root: StatePath, plan: Plan | None, query: Callable[[View], _T], wanted: Wanted | None = None) -> _T:
+    """Return the result of a query on the state's tables as they are at one moment; it may be run several times.
+
+    Args:
+        wanted: what the query needs; None: everything.
+
+    Raises: the errors of ``open_view``.
+    """
+
     def read() -> _T:
         with open_view(root, plan, wanted=wanted) as view:
             return query(view)
@@ -817,7 +827,7 @@ def _count(root: StatePath, plan: Plan | None, query: Callable[[View], _T]) -> _
     try:
         return retry_read(root, read)
     except SnapshotUnusable:
-        return _query(root, plan, query)
+        return query_view(root, plan, query)
 
 
 # --- what other systems keep for a plan ---
