@@ -1,5 +1,5 @@
-"""Documents a second and peak memory by the number of documents, new and unchanged, each size in its own process; then
-the time of each run, and the size of the state, when all documents change run after run.
+"""Documents a second and peak memory by the number of documents, each size in its own process: all are new, unchanged,
+changed, 1 % changed, 1 % gone; then the time of each run, and the size of the state, when all change run after run.
 
 Rows come from a Spark range, with the columns of the other benchmarks, and go nowhere: only the state is on the disk.
 ``python -m bench.growth FOLDER DOCUMENTS ROUNDS`` runs the rounds alone.
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bench import sizes as shapes
 from bench.harness import ROOT, Figures, Measurement, Row, Sizes, describe_memory, phases, print_progress, spark, timed
@@ -28,7 +28,8 @@ SHARES: Final = (0.1, 1.0, 10.0)
 """Sizes, as multiples of ``--documents``."""
 SPEED, MEMORY = 0.9, 1.15
 WARM_UP: Final = 2_000
-KINDS: Final = ("new", "unchanged")
+PART: Final = 100
+"""Of so many documents one changes, or goes."""
 
 ROUNDS: Final = 20
 """Runs in each of which all documents have changed."""
@@ -37,13 +38,40 @@ LAST: Final = 5
 TIME, SIZE, LOGS_MB = 1.2, 1.2, 1
 
 
-def plan(documents: int) -> Plan:
+class Kind(NamedTuple):
+    """What has happened to the documents since the run before.
+
+    Attributes:
+        revision: SQL for what the text of a row begins with.
+        lasting: SQL for the rows that are there.
+        share: which part of the documents is delivered or deleted.
+    """
+
+    revision: str
+    lasting: str
+    share: float
+
+
+KINDS: Final = {
+    "new": Kind("1", "true", 1),
+    "unchanged": Kind("1", "true", 0),
+    "all changed": Kind("2", "true", 1),
+    "1 % changed": Kind(f"if(id % {PART} = 0, 3, 2)", "true", 1 / PART),
+    "1 % deleted": Kind(f"if(id % {PART} = 0, 3, 2)", f"id % {PART} != 1", 1 / PART),
+}
+
+
+def plan(documents: int, kind: Kind) -> Plan:
     """Return a plan for rows of 500 bytes."""
 
     def rows(spark: Any) -> Any:
-        body = "rpad(concat('text of ', id, ' ', sha2(string(id), 256)), 440, ' and so on') AS body"
-        return spark.range(0, documents, 1, 16).selectExpr(
-            "concat('doc-', id) AS id", "concat('Title ', id) AS title", body
+        text = f"concat({kind.revision}, '. text of ', id, ' ', sha2(string(id), 256))"
+        return (
+            spark.range(0, documents, 1, 16)
+            .where(kind.lasting)
+            .selectExpr(
+                "concat('doc-', id) AS id", "concat('Title ', id) AS title", f"rpad({text}, 440, ' and so on') AS body"
+            )
         )
 
     plan = Plan("growth")
@@ -159,16 +187,16 @@ def run_rounds(folder: Path, count: int, rounds: int) -> list[dict[str, Any]]:
 def main(folder: Path, count: int) -> None:
     results = {}
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        run(plan(WARM_UP), state=Path(place) / "warm-up", spark=spark())
-        for kind in KINDS:
+        run(plan(WARM_UP, KINDS["new"]), state=Path(place) / "warm-up", spark=spark())
+        for name, kind in KINDS.items():
 
-            def work(kind: str = kind) -> None:
+            def work(kind: Kind = kind) -> None:
                 with phases() as watch:
-                    summary = run(plan(count), state=Path(place) / "state", spark=spark(), observer=watch)
-                assert summary.delivered == (count if kind == "new" else 0), summary
+                    summary = run(plan(count, kind), state=Path(place) / "state", spark=spark(), observer=watch)
+                assert summary.delivered + summary.deleted == count * kind.share, summary
 
             measurement = timed(work)
-            results[kind] = (measurement.wall_s, measurement.cpu_s, dict(measurement.mb), dict(measurement.phases))
+            results[name] = (measurement.wall_s, measurement.cpu_s, dict(measurement.mb), dict(measurement.phases))
     print(json.dumps(results))
 
 

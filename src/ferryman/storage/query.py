@@ -344,14 +344,13 @@ class PartitionFiles:
         if self._parts == 1:
             self._writer(0).write_batch(rows)
             return
-        order = np.argsort(parts, kind="stable")
-        rows, parts = rows.take(pa.array(order)), parts[order]
-        found = np.unique(parts)
-        ends = np.searchsorted(parts, found, side="right")
+        parts = parts.astype(np.uint16)  # numpy sorts these ten times as fast as integers of 64 bits
+        rows = rows.take(pa.array(np.argsort(parts, kind="stable")))
         start = 0
-        for part, end in zip(found.tolist(), ends.tolist(), strict=True):
-            self._writer(part).write_batch(rows.slice(start, end - start))
-            start = end
+        for part, number in enumerate(np.bincount(parts).tolist()):
+            if number:
+                self._writer(part).write_batch(rows.slice(start, number))
+            start += number
 
     def close(self) -> None:
         """Finish writing."""

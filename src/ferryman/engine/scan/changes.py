@@ -446,7 +446,8 @@ class SourceComparison:
 
 
 def _is_unique(hashes: np.ndarray[Any, Any]) -> bool:
-    return len(np.unique(hashes)) == len(hashes)
+    hashes = np.sort(hashes)
+    return bool((hashes[1:] != hashes[:-1]).all())
 
 
 def due_now(now_us: int, longest_s: float, waiting: Collection[str]) -> str:
