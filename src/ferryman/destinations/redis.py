@@ -1,4 +1,4 @@
-"""A destination in Redis: a key a document, written by a script that compares first.
+"""A destination in Redis: a key for each document, written by a script that compares first.
 
 A script of Redis runs whole, with nothing in between, and its effects are one entry of the append-only file. So a
 chunk's values, hashes, sequences and tombstones are there together or not at all. Beside the values, under

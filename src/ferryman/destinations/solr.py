@@ -1,4 +1,4 @@
-"""A destination in Apache Solr: a document a document."""
+"""A destination in Apache Solr: a Solr document for each document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TouchedFiles in a folder of this machine and the folders below it, as the kernel reports them (inotify)."""
+"""Touched files in a folder of this machine and the folders below it, as the kernel reports them (inotify)."""
 
 from __future__ import annotations
 

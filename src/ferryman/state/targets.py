@@ -67,7 +67,9 @@ class Target(msgspec.Struct, omit_defaults=True):
     def describe(self) -> str:
         """Return what has become of a target that needs a verification."""
         if self.found is not None:
-            return "was recreated, or another one has taken its place" if self.found else "is not there any more"
+            if self.found:
+                return "was recreated, or another one has taken its place"
+            return "is not there any more, or has lost the mark by which it is recognised"
         if self.trouble == AHEAD:
             return "has deliveries that this state does not know: the state was put back from an older copy"
         return "lacks some of what was delivered last, as if it was emptied or put back from an older copy"
