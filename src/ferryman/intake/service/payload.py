@@ -316,8 +316,7 @@ def entries_of(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntr
         return entries
     batch_list = _list_from_batch(configuration, work)
     if batch_list is not None and (entries := read_entries(batch_list.read_bytes())):
-        work.link_entries(job.id, batch_list, edition)
-        return work.entries(job.id, edition) or entries
+        return work.link_entries(job.id, batch_list, entries, edition)
     entries = _fetch_entries(configuration, fetcher)
     work.set_entries(job.id, entries, edition)
     return entries
