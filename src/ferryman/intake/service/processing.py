@@ -98,6 +98,22 @@ class TurnSize:
         return self._faults < FAULTS_IN_A_ROW
 
 
+def gather(
+    arrived_at: Callable[[], float], turn_s: float, clock: Callable[[], float], wait: Callable[[float], bool]
+) -> None:
+    """Wait for jobs that follow those that have just arrived.
+
+    Args:
+        arrived_at: returns when the last one arrived; 0: nobody has to wait for others.
+        turn_s: seconds that the last turn took.
+        wait: waits so many seconds; returns whether to end.
+    """
+    until = clock() + min(max(turn_s, GATHER_S), GATHER_MAX_S)
+    while (wait_s := min(until, arrived_at() + GATHER_S) - clock()) > 0.0:
+        if wait(wait_s):
+            return
+
+
 def is_unforeseen(error: Exception) -> bool:
     """Return whether an error is neither Ferryman's, nor a disk's, nor Spark's, so that the turn's jobs may have caused
     it."""
@@ -171,7 +187,8 @@ class ProcessingConsumer:
             StopRequested.
         """
         self._drop_lost()
-        self._gather()
+        if self._jobs is not None:
+            gather(self._jobs.arrived_at, self._turn_s, self._clock, self._stop.wait)
         began = self._clock()
         self._acquire()  # 1
         self._retry_failures()
@@ -209,15 +226,6 @@ class ProcessingConsumer:
         self._waiting.clear()
 
     # --- 1 ------------------------------------------------------------------------------------------------------------
-
-    def _gather(self) -> None:
-        """Wait for jobs that follow those that have just arrived."""
-        until = self._clock() + min(max(self._turn_s, GATHER_S), GATHER_MAX_S)
-        while self._jobs is not None and not self._stop.is_set():
-            wait_s = min(until, self._jobs.arrived_at() + GATHER_S) - self._clock()
-            if wait_s <= 0.0:
-                return
-            self._stop.wait(wait_s)
 
     def _acquire(self) -> None:
         self._hold_unlocked(list(self._waiting.values()))
