@@ -9,6 +9,7 @@
     WORK/batches/BID/objects/N.jsonl  a manifest's lines about one object
     WORK/originals/JID/…            delivered files that are kept
     WORK/at-work/JID                work in progress, or left by a process that died (see ``isolation``)
+    WORK/.at-work-…                 mark of a process, which the files of its work in progress are links to
     WORK/bundles/QID.zip            bundles of small access requests; large-QID.zip for large ones
 """
 
