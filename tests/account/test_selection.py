@@ -96,7 +96,7 @@ def test_a_part_gives_the_answers_of_the_whole(
     assert answers(trial, monkeypatch, 0) == everything
 
 
-@pytest.mark.parametrize("seed", sampled(range(2), 2))
+@pytest.mark.parametrize("seed", sampled(range(8), 1))
 def test_new_results_are_those_of_the_whole(trial: PlanWorld, small: None, seed: int) -> None:
     """What a driver reads of its last waves alone: whatever it says ended well did so, and each document with a failure
     of any wave is among those that may have failed; also when files were merged, and when it begins late."""
@@ -113,13 +113,13 @@ def test_new_results_are_those_of_the_whole(trial: PlanWorld, small: None, seed:
     state = State(trial.root, trial.plan)
     readers: list[families.NewResults] = []
     said = missed = 0
-    for turn in range(12):
-        if turn in (0, 6):
+    for turn in range(7):
+        if turn in (0, 4):
             readers.append(families.NewResults(state))
         for id in chance.sample(IDS, 2):
             trial.drop(id) if chance.random() < 0.1 else trial.put(id, text=str(turn))
         if turn % 4 == 3:
-            trial.retry(force=turn == 7)
+            trial.retry()
         trial.run(checked=False, wait=0)
         state.load()
         whole = families.document_results(trial.root, trial.plan, "docs", IDS)
