@@ -121,7 +121,7 @@ class Reach:
             OSError: it is not there.
         """
         path = unquote(urlsplit(url).path)
-        folders = [os.path.realpath(folder) for folder in self.folders]
+        folders = list(map(_where, self.folders))
         _refuse_elsewhere(path, _where(path), folders)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
         try:

@@ -337,10 +337,11 @@ def _list_from_batch(configuration: Mapping[str, Any], work: Workspace) -> Path 
     """Return the list of files that the batch consumer wrote for this job; None if the job has none."""
     if OBJECT_LIST not in configuration:
         return None
-    path = Path(unquote(split(check_url(str(configuration[OBJECT_LIST])))[1].path))
-    if not path.resolve().is_relative_to(work.real_batches):
+    path = unquote(split(check_url(str(configuration[OBJECT_LIST])))[1].path)
+    is_below = path.startswith(f"{work.batches}/") and ".." not in path  # nobody else can put links there
+    if not is_below and not Path(path).resolve().is_relative_to(work.real_batches):
         raise CorruptSubmission(f"{path}: is not a list of files that was made here.")
-    return path
+    return Path(path)
 
 
 def _fetch_entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[ManifestEntry]:
