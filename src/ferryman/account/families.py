@@ -457,8 +457,9 @@ class NewResults:
         """
         state, first = self._state, self._wave < 0
         is_new, self._wave = pc.field("wave") > self._wave, state.settled
-        columns, condition = ("source", "origin"), is_new & pc.field("status").isin(list(map(str, FAILED)))
-        for rows in select_rows(self._added(state.ledger), LEDGER, columns, condition, ("status", "wave")):
+        has_failed = is_new & pc.field("status").isin(list(map(str, FAILED)))
+        added = self._added(state.ledger)
+        for rows in select_rows(added, LEDGER, ("source", "origin"), has_failed, ("status", "wave")):
             if len(self._failed) <= _KEPT_FAILURES:
                 self._failed.update(zip(*(column.to_pylist() for column in rows.columns), strict=True))
         results: dict[str, dict[str, DocumentResult]] = defaultdict(dict)
