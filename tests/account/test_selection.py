@@ -18,6 +18,7 @@ from ferryman.engine.commands import count_concerned
 from ferryman.errors import StateDamaged
 from ferryman.records.rows import LEDGER
 from ferryman.state.commands import Command
+from ferryman.state.state import State
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.tiers import sampled
 
@@ -93,6 +94,44 @@ def test_a_part_gives_the_answers_of_the_whole(
     everything = answers(trial, monkeypatch, 1_000_000)
     assert any(everything.values())
     assert answers(trial, monkeypatch, 0) == everything
+
+
+@pytest.mark.parametrize("seed", sampled(range(8), 8))
+def test_new_results_are_those_of_the_whole(trial: PlanWorld, small: None, seed: int) -> None:
+    """What a driver reads of its last waves alone: whatever it says ended well did so, and each document with a failure
+    of any wave is among those that may have failed; also when files were merged, and when it begins late."""
+    chance = random.Random(seed)
+    outcomes = [Outcome.ok()] * 5 + [Outcome.permanent("no"), Outcome.transient("later")]
+
+    def passes(doc: Any) -> Any:
+        if chance.random() < 0.1:
+            raise ValueError(f"a bug in {doc.id}")
+        return [doc, doc.child("part", raw=b"x")] if chance.random() < 0.5 else doc
+
+    trial.build(passes, answer=lambda _: chance.choice(outcomes), attempts=2)
+    trial.run(checked=False, wait=0)
+    state = State(trial.root, trial.plan)
+    readers: list[families.NewResults] = []
+    said = missed = 0
+    for turn in range(7):
+        if turn in (0, 4):
+            readers.append(families.NewResults(state))
+        for id in chance.sample(IDS, 2):
+            trial.drop(id) if chance.random() < 0.1 else trial.put(id, text=str(turn))
+        if turn % 4 == 3:
+            trial.retry()
+        trial.run(checked=False, wait=0)
+        state.load()
+        whole = families.document_results(trial.root, trial.plan, "docs", IDS)
+        failed = {id for id, result in whole.items() if result.failures}
+        for reader in readers:
+            found = reader.read().get("docs", {})
+            assert {id: whole[id] for id in found} == found
+            assert failed <= set(reader.may_have_failed("docs", IDS))
+            said += len(found)
+        missed += len(failed)
+    assert said
+    assert missed
 
 
 def test_little_is_read_for_a_few_failures(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:

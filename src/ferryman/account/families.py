@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -23,10 +23,12 @@ from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.records.families import SEPARATOR, in_family, in_family_sql
 from ferryman.records.keys import KEY_STATE
-from ferryman.records.rows import LEDGER_COLUMNS, TERMINAL, Status, reason_of
+from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, TERMINAL, Status, reason_of
+from ferryman.state.outbox import pending_rows
 from ferryman.state.state import State
 from ferryman.storage.files import StatePath
-from ferryman.storage.query import connect, quote, quote_list, register
+from ferryman.storage.query import connect, quote, quote_list, register, select_rows
+from ferryman.storage.tables import Table
 
 _T = TypeVar("_T")
 
@@ -426,3 +428,62 @@ def _results(view: View, source: str, documents: Collection[str]) -> dict[str, D
         document: DocumentResult(last["fingerprint"] or "", document not in unsettled, tuple(failures[document]))
         for document, last in current.items()
     }
+
+
+_KEPT_FAILURES: Final = 100_000
+"""Documents with failures that ``NewResults`` keeps in memory at most."""
+
+
+class NewResults:
+    """Results of the documents that the waves of a state's driver process, read from the files that these waves add and
+    from no others: ``document_results`` reads all of the ledger."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._wave = -1
+        """Last wave whose files were all read."""
+        self._seen: dict[str, set[str]] = {}
+        """Name of a table -> its files as of the last call."""
+        self._failed: set[tuple[str, str]] = set()
+        """Source and id of documents of which a delivery has ever failed, was rejected, or was in doubt."""
+
+    def read(self) -> dict[str, dict[str, DocumentResult]]:
+        """Return source -> document -> result for documents that were processed since the last call and of which
+        everything has ended well. Some may be left out: ask ``document_results`` about these. The first call returns
+        none.
+
+        Raises:
+            StateDamaged: a file is damaged; it is named.
+        """
+        state, first = self._state, self._wave < 0
+        is_new, self._wave = pc.field("wave") > self._wave, state.settled
+        has_failed = is_new & pc.field("status").isin(list(map(str, FAILED)))
+        added = self._added(state.ledger)
+        for rows in select_rows(added, LEDGER, ("source", "origin"), has_failed, ("status", "wave")):
+            if len(self._failed) <= _KEPT_FAILURES:
+                self._failed.update(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+        results: dict[str, dict[str, DocumentResult]] = defaultdict(dict)
+        added, columns = self._added(state.documents), ("source", "document", "fingerprint", "due", "forced")
+        if first or any(map(pending_rows, state.outbox.files.values())) or len(self._failed) > _KEPT_FAILURES:
+            return results
+        unsure: set[tuple[str, str]] = set()
+        for rows in select_rows(added, DOCUMENTS, columns, is_new, (*columns, "wave")):
+            for source, document, fingerprint, due, forced in zip(*(c.to_pylist() for c in rows.columns), strict=True):
+                key = source, document
+                if due is not None or forced or key in self._failed or document in results[source]:
+                    unsure.add(key)  # it is pending, or was processed twice
+                results[source][document] = DocumentResult(fingerprint or "", True, ())
+        for source, document in unsure:
+            del results[source][document]
+        return results
+
+    def may_have_failed(self, source: str, documents: Iterable[str]) -> list[str]:
+        """Return those of these documents of which a delivery may have failed before the last call of ``read``."""
+        if len(self._failed) > _KEPT_FAILURES:
+            return list(documents)
+        return [document for document in documents if (source, document) in self._failed]
+
+    def _added(self, table: Table) -> list[Path]:
+        """Return the paths of a table's files that were not there at the last call."""
+        seen, self._seen[table.name] = self._seen.get(table.name, set()), set(table.files)
+        return table.paths(sorted(self._seen[table.name] - seen))

@@ -455,6 +455,15 @@ class Job(Item):
             cached[name] = node
         return node
 
+    def unknown_paths(self, names: Iterable[str]) -> list[str]:
+        """Return the paths of these JSON nodes, except those that this object knows because it holds the lock."""
+        return [] if self._held_lock is None else [f"{self.path}/{n}" for n in names if n not in self._cached_nodes]
+
+    def keep_node(self, path: str, node: StoredNode | None) -> None:
+        """Keep a JSON node that was just read at one of ``unknown_paths`` by the holder of the lock."""
+        if self._held_lock is not None:
+            self._cached_nodes[path.rpartition("/")[2]] = node
+
     def _set_json(self, name: str, values: Mapping[str, Any]) -> None:
         self._change(lambda now: self._replace_ops(name, values))
 
@@ -486,6 +495,7 @@ def advance_all(tree: NodeTree, moves: Sequence[Advance]) -> list[bool | Excepti
 
     Each job moves or fails to move by itself. Returns for each what ``Job.advance`` returns, or the error it raises.
     """
+    _read_replaced(tree, moves)
     planned: dict[int, tuple[StatusNode, list[Op], HeldLock]] = {}
     folders: set[str] = set()  # which the first move of a batch's jobs creates for all of them
     for at, move in enumerate(moves):
@@ -511,6 +521,13 @@ def advance_all(tree: NodeTree, moves: Sequence[Advance]) -> list[bool | Excepti
         except Exception as e:
             results.append(e)
     return results
+
+
+def _read_replaced(tree: NodeTree, moves: Sequence[Advance]) -> None:
+    """Read the nodes that moves replace, in one call."""
+    paths = [(move.job, path) for move in moves for path in move.job.unknown_paths(move.values or ())]
+    for (job, path), node in zip(paths, tree.store.read([path for _, path in paths]) if paths else (), strict=True):
+        job.keep_node(path, node)
 
 
 def load_all(tree: NodeTree, jobs: Sequence[Job]) -> list[NodeInvalid | None]:

@@ -453,6 +453,14 @@ OPERATOR_POLL_S: Final = 0.1
 without writing to the folder of batches."""
 
 
+class _Holds(NamedTuple):
+    """What keeps jobs from being acquired."""
+
+    is_paused: bool
+    of_collections: bool
+    """Whether any collection is on hold, which matters to pending jobs."""
+
+
 class Acquirer:
     """Finds, locks and returns the next item to work on. ``warn`` is called once for each damaged node, which is
     skipped."""
@@ -538,10 +546,11 @@ class Acquirer:
                 job.hold(lock[0])
                 locked.append((job, name, lock[1]))
         try:
+            holds = self._read_holds(state) if locked else None
             return [
                 job
                 for job, name, nodes in locked
-                if self._accept(job, state, name, prefetch, partial(job.keep_lock_in, state, nodes))
+                if self._accept(job, state, name, prefetch, partial(job.keep_lock_in, state, nodes), holds)
             ]
         except QueueLost:
             for job, *_ in locked:
@@ -564,20 +573,26 @@ class Acquirer:
         name: str,
         prefetch: list[str],
         acquire: Callable[[], Sequence[StoredNode | None] | None],
+        holds: _Holds | None = None,
     ) -> bool:
         """Keep a job that ``acquire`` locks, unless the queue is paused or the job's collection is on hold. Returns
-        whether it is locked now."""
+        whether it is locked now.
+
+        Args:
+            holds: as read since it was locked; None: read them.
+        """
         try:
             nodes = acquire()
             if nodes is None:
                 return False
             job.cache_nodes(dict(zip(prefetch, nodes, strict=True)), self._prefetched[state])
-            self._paused = self._tree.is_paused()
-            if self._paused:
+            holds = holds or self._read_holds(state)
+            self._paused = holds.is_paused
+            if holds.is_paused:
                 job.unlock()
                 return False
             job.note_entry(name)
-            if state is JobState.PENDING and self._is_on_hold(job):
+            if holds.of_collections and self._is_on_hold(job):
                 job.set_status(JobState.HELD, "its collection is on hold")
                 job.unlock()
                 return False
@@ -603,9 +618,11 @@ class Acquirer:
         except NodeInvalid:  # it was removed, or the next poll finds it damaged
             return False
 
+    def _read_holds(self, state: JobState) -> _Holds:
+        of_collections = state is JobState.PENDING and bool(self._tree.store.watched_children(COLLECTION_LOCKS))
+        return _Holds(self._tree.is_paused(), of_collections)
+
     def _is_on_hold(self, job: Job) -> bool:
-        if not self._tree.store.watched_children(COLLECTION_LOCKS):
-            return False
         name = effective_collection(self._tree, job)
         with suppress(UsageError):  # no lock can have such a name; the job's own consumer reports what is wrong with it
             return bool(name) and self._locks.check("collection", name)

@@ -13,10 +13,10 @@ import os
 import re
 import socket
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import BinaryIO, Final
 from urllib.parse import unquote, urlsplit
 
@@ -120,21 +120,18 @@ class Reach:
             NotAllowed: it is in none of the folders, wherever links lead; or it is a folder, a pipe or a device.
             OSError: it is not there.
         """
-        path = Path(unquote(urlsplit(url).path))
-        self._refuse_elsewhere(path, os.path.realpath(path))
+        path = unquote(urlsplit(url).path)
+        folders = list(map(_where, self.folders))
+        _refuse_elsewhere(path, _where(path), folders)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise NotAllowed(f"{path}: is not a file.")
-            self._refuse_elsewhere(path, _real_path(descriptor, path))
+            _refuse_elsewhere(path, _real_path(descriptor, path), folders)
             return open(descriptor, "rb")
         except BaseException:
             os.close(descriptor)
             raise
-
-    def _refuse_elsewhere(self, path: Path, real: str) -> None:
-        if not any(Path(real).is_relative_to(os.path.realpath(folder)) for folder in self.folders):
-            raise NotAllowed(f"{path}: files of this machine are not read from there. Allow it with --allow-files DIR.")
 
     def addresses(self, host: str, port: int) -> list[str]:
         """Return the addresses of a host, all of which may be connected to.
@@ -188,7 +185,24 @@ def to_environment(reach: Reach) -> str:
     return msgspec.json.encode({"folders": reach.folders, "hosts": reach.hosts, "strict": reach.strict}).decode()
 
 
-def _real_path(descriptor: int, path: Path) -> str:
+def _refuse_elsewhere(path: str, real: str, folders: Iterable[str]) -> None:
+    if not any(real == folder or real.startswith(f"{folder.rstrip('/')}/") for folder in folders):
+        raise NotAllowed(f"{path}: files of this machine are not read from there. Allow it with --allow-files DIR.")
+
+
+def _where(path: str) -> str:
+    """Return where a path leads, through all links. Nothing is opened, so that no pipe or device takes notice."""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # it is not there, perhaps
+        return os.path.realpath(path)
+    try:
+        return _real_path(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _real_path(descriptor: int, path: str) -> str:
     """Return the path of an open file; if the system does not tell, where its path leads now, if that is the same
     file."""
     with suppress(OSError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -257,3 +259,60 @@ def test_a_stop_ends_the_child(intake: Place, monkeypatch: pytest.MonkeyPatch) -
     stop.set()
     with pytest.raises(StopRequested):
         apart.plan_batch(batch)
+
+
+def without_links(*_: object) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_marks_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool) -> None:
+    """One that somebody has swept is made again, and one that is in use is not swept. Others see what is at work, also
+    on a file system without links. At the end nothing is left."""
+    if not has_links:
+        monkeypatch.setattr(os, "link", without_links)
+    folder = tmp_path / "at-work"
+    folder.mkdir()
+    ours, theirs = (CurrentWork(folder, lambda text: None) for _ in range(2))
+
+    def during() -> str:
+        theirs.sweep(lambda id: False)
+        ours.sweep(lambda id: False)
+        assert theirs.run("jid1", lambda: "here", lambda: "apart") == "apart"
+        assert ours.run("jid2", lambda: "here", lambda: "apart") == "here"
+        return "done"
+
+    for _ in range(2):
+        assert ours.run("jid1", during, lambda: "apart") == "done"
+        theirs.sweep(lambda id: False)
+        assert theirs.run("jid1", lambda: "here", lambda: "apart") == "here"
+    ours.close()
+    theirs.close()
+    assert [path.name for path in tmp_path.rglob("*")] == ["at-work"]
+
+
+def test_one_thread_ends_after_another_has_begun(tmp_path: Path) -> None:
+    """In the same process, after an operator took the lock away: its end does not remove the other's file."""
+    at_work = CurrentWork(tmp_path / "at-work", lambda text: None)
+    (tmp_path / "at-work").mkdir()
+
+    def first() -> None:
+        (tmp_path / "at-work" / "jid1").unlink()  # as whoever isolates it does in the end
+        began, ends = threading.Event(), threading.Event()
+
+        def second() -> None:
+            began.set()
+            assert ends.wait(300)
+
+        other = threading.Thread(target=at_work.run, args=("jid1", second, lambda: None))
+        other.start()
+        assert began.wait(300)
+        threads.append((other, ends))
+
+    threads: list[tuple[threading.Thread, threading.Event]] = []
+    at_work.run("jid1", first, lambda: None)
+    assert (tmp_path / "at-work" / "jid1").exists()
+    for other, ends in threads:
+        ends.set()
+        other.join()
+    assert not (tmp_path / "at-work" / "jid1").exists()

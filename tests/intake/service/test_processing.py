@@ -17,7 +17,7 @@ from ferryman.destinations import Delivery, Destination, Outcome
 from ferryman.engine.run import Run
 from ferryman.engine.settings import Clock, RunSettings
 from ferryman.intake import JobQueue
-from ferryman.intake.service.processing import ProcessingConsumer
+from ferryman.intake.service.processing import GATHER_MAX_S, GATHER_S, ProcessingConsumer, gather
 from ferryman.sources import Jobs
 from ferryman.state.commands import queue_retry
 from tests.intake.service.place import Place, until
@@ -201,3 +201,36 @@ def test_on_zookeeper(intake: Place, server: Callable[[str], Server]) -> None:
     assert (batch.status, batch.message) == ("Failed", "1 of 6 jobs failed")
     assert len(intake.rows()) == 10
     assert intake.queue.audit() == []
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "turn_s", "begins_at"),
+    [
+        ([], 0.5, 0.0),
+        ([-1.0], 0.5, 0.0),
+        ([0.0], 0.5, GATHER_S),
+        ([0.0], 0.0, GATHER_S),
+        ([n / 10 for n in range(4)], 5.0, 0.3 + GATHER_S),
+        ([n / 10 for n in range(100)], 0.5, 0.5),
+        ([n / 10 for n in range(100)], 5.0, GATHER_MAX_S),
+    ],
+    ids=["none", "long ago", "one", "one, first turn was quick", "some", "many", "many, turns take long"],
+)
+def test_a_turn_waits_for_jobs_that_follow(arrivals: list[float], turn_s: float, begins_at: float) -> None:
+    """While one comes after the other, for as long as a turn takes, and no longer than a second; a job that comes alone
+    waits no longer for it."""
+    now = 0.0
+
+    def arrived_at() -> float:
+        return max((at for at in arrivals if at <= now), default=-GATHER_S)
+
+    def wait(seconds: float) -> bool:
+        nonlocal now
+        now += seconds
+        return False
+
+    gather(arrived_at, turn_s, lambda: now, wait)
+    assert now == pytest.approx(begins_at)
+    now = 0.0
+    gather(arrived_at, turn_s, lambda: now, lambda seconds: True)
+    assert now == 0.0

@@ -102,7 +102,7 @@ class FetchedFile(NamedTuple):
         """Move the file to its place. Call it only when the file is durable."""
         if self.part is not None:
             os.replace(self.part, self.target)
-            _remove_part(self.part)
+            _validator_of(self.part).unlink(missing_ok=True)
             crash.point("job.fetched")
 
 
@@ -242,7 +242,7 @@ class Fetcher:
     def _append_missing(self, url: str, part: Path, size: int | None, *, has_digest: bool) -> None:
         """Append the missing bytes to a part file. Without a digest, a part is continued only if the content has the
         same validator."""
-        validator_file = part.with_name(part.name + _VALIDATOR)
+        validator_file = _validator_of(part)
         offset = part.stat().st_size if part.exists() else 0
         validator = validator_file.read_text("ascii", "replace") if offset and validator_file.exists() else ""
         if offset and not (validator or has_digest):
@@ -437,8 +437,12 @@ def _redirect_target(url: str, target: str) -> str:
 
 
 def _remove_part(part: Path) -> None:
-    for path in (part, part.with_name(part.name + _VALIDATOR)):
+    for path in (part, _validator_of(part)):
         path.unlink(missing_ok=True)
+
+
+def _validator_of(part: Path) -> Path:
+    return part.with_name(part.name + _VALIDATOR)
 
 
 def fetch_in_parallel(fetch: Callable[[T], FetchedFile], entries: list[T], at_once: int) -> list[FetchedFile]:

@@ -316,8 +316,7 @@ def entries_of(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntr
         return entries
     batch_list = _list_from_batch(configuration, work)
     if batch_list is not None and (entries := read_entries(batch_list.read_bytes())):
-        work.link_entries(job.id, batch_list, edition)
-        return work.entries(job.id, edition) or entries
+        return work.link_entries(job.id, batch_list, entries, edition)
     entries = _fetch_entries(configuration, fetcher)
     work.set_entries(job.id, entries, edition)
     return entries
@@ -338,10 +337,11 @@ def _list_from_batch(configuration: Mapping[str, Any], work: Workspace) -> Path 
     """Return the list of files that the batch consumer wrote for this job; None if the job has none."""
     if OBJECT_LIST not in configuration:
         return None
-    path = Path(unquote(split(check_url(str(configuration[OBJECT_LIST])))[1].path))
-    if not path.resolve().is_relative_to(work.real_batches):
+    path = unquote(split(check_url(str(configuration[OBJECT_LIST])))[1].path)
+    is_below = path.startswith(f"{work.batches}/") and ".." not in path  # nobody else can put links there
+    if not is_below and not Path(path).resolve().is_relative_to(work.real_batches):
         raise CorruptSubmission(f"{path}: is not a list of files that was made here.")
-    return path
+    return Path(path)
 
 
 def _fetch_entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[ManifestEntry]:

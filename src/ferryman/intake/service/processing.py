@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ferryman import crash
-from ferryman.account.families import DocumentResult, FailedDelivery, document_results
+from ferryman.account.families import DocumentResult, FailedDelivery, NewResults, document_results
 from ferryman.errors import FerrymanError, UsageError, describe, plain_text
 from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, StateError
 from ferryman.intake.job import Advance, advance_all, load_all
@@ -50,7 +50,9 @@ KEPT_DOCUMENTS: Final = 100
 """Documents of a job up to which their listing is kept until the job is decided on; longer ones are read again."""
 
 GATHER_S: Final = 0.2
-"""Seconds from the arrival of a job to the turn, so that jobs that arrive one after another share its commits."""
+GATHER_MAX_S: Final = 1.0
+"""Jobs that arrive one after another share a turn: it begins when none has arrived for ``GATHER_S`` seconds, but waits
+for no longer than the last turn took, and ``GATHER_MAX_S`` at most."""
 
 UNFINISHED_POLL_S: Final = 0.5
 """Seconds between two checks of jobs that are not finished."""
@@ -96,6 +98,22 @@ class TurnSize:
         return self._faults < FAULTS_IN_A_ROW
 
 
+def gather(
+    arrived_at: Callable[[], float], turn_s: float, clock: Callable[[], float], wait: Callable[[float], bool]
+) -> None:
+    """Wait for jobs that follow those that have just arrived.
+
+    Args:
+        arrived_at: returns when the last one arrived; 0: nobody has to wait for others.
+        turn_s: seconds that the last turn took.
+        wait: waits so many seconds; returns whether to end.
+    """
+    until = clock() + min(max(turn_s, GATHER_S), GATHER_MAX_S)
+    while (wait_s := min(until, arrived_at() + GATHER_S) - clock()) > 0.0:
+        if wait(wait_s):
+            return
+
+
 def is_unforeseen(error: Exception) -> bool:
     """Return whether an error is neither Ferryman's, nor a disk's, nor Spark's, so that the turn's jobs may have caused
     it."""
@@ -135,6 +153,9 @@ class ProcessingConsumer:
         self._turn_size = turn_size or TurnSize()
         self._sources = jobs_sources(state.plan)
         self._minted = MintedIdentifiers(state.plan)
+        self._new_results = NewResults(state)
+        self._delivered: dict[str, dict[str, DocumentResult]] = {}
+        """Source -> document -> its result, for those that the last turn has processed and that have ended well."""
         self._held: dict[str, Job] = {}
         self._retries_checked: set[str] = set()
         """Locked jobs for which earlier failures of their files have been looked up."""
@@ -147,6 +168,8 @@ class ProcessingConsumer:
         self._listed: set[str] = set()
         """Jobs that a complete turn has listed: there is nothing new to learn about them until something is due."""
         self._scan_at = 0.0
+        self._turn_s = GATHER_MAX_S
+        """Seconds that the last turn took; as many as count if there was none."""
         for source in self._sources.values():
             source.serve(queue, {})
 
@@ -164,6 +187,9 @@ class ProcessingConsumer:
             StopRequested.
         """
         self._drop_lost()
+        if self._jobs is not None:
+            gather(self._jobs.arrived_at, self._turn_s, self._clock, self._stop.wait)
+        began = self._clock()
         self._acquire()  # 1
         self._retry_failures()
         new = self._held.keys() - self._listed
@@ -180,6 +206,7 @@ class ProcessingConsumer:
             self._listed |= new
         crash.point("job.waved")
         self._decide()
+        self._turn_s = self._clock() - began
         return True
 
     def wait(self, timeout_s: float) -> None:
@@ -188,8 +215,7 @@ class ProcessingConsumer:
         if self.has_unfinished or due is not None:
             timeout_s = min(timeout_s, UNFINISHED_POLL_S, max(UNFINISHED_POLL_S if due is None else due, 0.01))
         if self._jobs is not None and self.free_places() > 0:
-            if self._jobs.wait_for_processing(timeout_s):
-                self._stop.wait(GATHER_S)
+            self._jobs.wait_for_processing(timeout_s)
         else:
             self._stop.wait(timeout_s)
 
@@ -262,16 +288,21 @@ class ProcessingConsumer:
     def _retry_failures(self) -> None:
         """Retry earlier failures among the files of new jobs: once per job, and once more each time it is requeued,
         which a note in the working space records."""
+        self._delivered = self._new_results.read()
         new = [job for id, job in self._held.items() if id not in self._retries_checked]
         notes: dict[str, Path] = {}
         documents_by_source: dict[str, dict[str, tuple[Listed, str]]] = {name: {} for name in self._sources}
         for job in new:
             with _ignore_faults():
+                listed = self._documents_of(job)
+                suspects = {name: self._new_results.may_have_failed(name, listed[name]) for name in listed}
+                if not any(suspects.values()):
+                    continue
                 note = Path(partition_of(job).list).parent / f"retry-{job.retry_count}"
                 if not note.exists():
                     notes[job.id] = note
-                    for name, listed in self._documents_of(job).items():
-                        documents_by_source[name] |= {document: (one, job.id) for document, one in listed.items()}
+                    for name, ids in suspects.items():
+                        documents_by_source[name] |= {each: (listed[name][each], job.id) for each in ids}
         retried: set[str] = set()
         for name, documents in documents_by_source.items():
             results = self._results(name, documents)
@@ -288,6 +319,7 @@ class ProcessingConsumer:
 
     def _decide(self) -> None:
         """Move every job on whose documents are settled."""
+        self._delivered = self._new_results.read()
         expected: dict[str, ExpectedDocuments] = {}
         for job in list(self._held.values()):
             if job.id not in self._listed:
@@ -334,8 +366,10 @@ class ProcessingConsumer:
         return found
 
     def _results(self, source: str, documents: Iterable[str]) -> dict[str, DocumentResult]:
-        ids = list(documents)
-        return document_results(self._state.root, self._state.plan, source, ids) if ids else {}
+        delivered, ids = self._delivered.get(source, {}), list(documents)
+        results = {document: delivered[document] for document in ids if document in delivered}
+        unknown = [document for document in ids if document not in delivered]
+        return results | document_results(self._state.root, self._state.plan, source, unknown) if unknown else results
 
     def _finish(self, job: Job, failures: list[str], by_source: ExpectedDocuments) -> Iterator[tuple[Job, StageResult]]:
         """Yield the job and its result, with the identifiers minted for it, if it is to move on; otherwise fail it."""

@@ -134,6 +134,8 @@ class WorkLane:
         self.slow, self.is_open, self.watching = slow, is_open, watch
         self.ready: list[tuple[Any, int, Any]] = []
         """Heap of (urgency, number, item) of locked items."""
+        self.put_at = 0.0
+        """Time at which ``Scheduler.put`` last added items."""
         self.waiting: list[tuple[float, Any, int, Any]] = []
         """Heap of (time of the next attempt, urgency, number, item) of items that are not locked meanwhile."""
         self.waiting_ids: set[str] = slow.waiting_ids if slow else set()
@@ -238,6 +240,7 @@ class Scheduler:
                 return False
             for item in items:
                 heapq.heappush(lane.ready, (item.urgency, next(self._numbers), item))
+            lane.put_at = self._clock()
             self._notify(lane, 0.0)
             return True
 

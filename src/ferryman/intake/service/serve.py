@@ -253,6 +253,7 @@ class Consumers:
         """Wait until all threads have released what they hold, but not forever. Set ``stop`` before."""
         self._finisher.release()
         self._scheduler.close()
+        self._at_work.close()
 
     def is_idle(self) -> bool:
         """Return whether there is nothing left that can be done now. A paused queue counts as idle, and held jobs are

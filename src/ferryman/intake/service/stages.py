@@ -229,7 +229,6 @@ class Downloading(JobStage):
     def work(self, job: Job) -> StageResult:
         fetcher = self._fetcher.with_deadline(self._time_s)
         entries = entries_of(job, self._work, fetcher)
-        self._work.files(job.id).mkdir(parents=True, exist_ok=True)
         try:
             files, fetched, note = self._fetch(job, entries, fetcher)  # 1
         except OutOfSpace:
@@ -336,19 +335,20 @@ class Storing(JobStage):
         working_folder, originals = self._work.job(job.id), self._work.originals(job.id)
         if not self._keep:
             return StageResult("its originals are not kept")
-        if (working_folder / inventory.INVENTORY_NAME).exists() and not (originals / inventory.INVENTORY_NAME).exists():
-            shutil.rmtree(originals, ignore_errors=True)  # partial result of a kill
-            (working_folder / CONTAINER_FILE).unlink(missing_ok=True)  # also left by a kill
+        kept = originals / inventory.INVENTORY_NAME
+        if (working_folder / inventory.INVENTORY_NAME).exists() and not kept.exists():
+            (working_folder / CONTAINER_FILE).unlink(missing_ok=True)  # left by a kill
+            if originals.exists():
+                shutil.rmtree(originals, ignore_errors=True)  # partial result of a kill
             working_folder.replace(originals)  # removed in a single step
-        files = (
-            list(inventory.read_inventory(originals / inventory.INVENTORY_NAME))
-            if (originals / inventory.INVENTORY_NAME).exists()
-            else []
-        )
+        try:
+            files = list(inventory.read_inventory(kept))
+        except FileNotFoundError:
+            files = []
         if not files:
             return StageResult("its originals are not on a disk here")
 
-        values = inventory.inventory_values(originals / inventory.INVENTORY_NAME, files)
+        values = inventory.inventory_values(kept, files)
         return StageResult(
             f"{len(files)} originals are kept",
             values={"store": {**values, **inventory_fields(job, values["url"])}},

@@ -114,11 +114,14 @@ class JobWorker:
         if found:
             yield found
 
-    def wait_for_processing(self, timeout_s: float) -> bool:
-        """Wait until there may be a job in Processing, or the end; at most ``timeout_s`` seconds. Returns whether one
-        waits, locked."""
+    def wait_for_processing(self, timeout_s: float) -> None:
+        """Wait until there may be a job in Processing, or the end; at most ``timeout_s`` seconds."""
         self._scheduler.wait(self.processing, timeout_s)
-        return bool(self.processing.ready)
+
+    def arrived_at(self) -> float:
+        """Return when the last job came to wait for the plan, locked, as monotonic time; 0: none waits, or as many as
+        may."""
+        return self.processing.put_at if 0 < len(self.processing.ready) < self.free_places() else 0.0
 
     def release_processing(self) -> None:
         """Unlock the jobs that wait for the plan, which this process does not run any more."""

@@ -9,6 +9,7 @@
     WORK/batches/BID/objects/N.jsonl  a manifest's lines about one object
     WORK/originals/JID/…            delivered files that are kept
     WORK/at-work/JID                work in progress, or left by a process that died (see ``isolation``)
+    WORK/.at-work-…                 mark of a process, which the files of its work in progress are links to
     WORK/bundles/QID.zip            bundles of small access requests; large-QID.zip for large ones
 """
 
@@ -115,9 +116,11 @@ class Workspace:
         files.make_folder(self.job(job_id))
         write_entries(self._list_path(job_id, edition), entries)
 
-    def link_entries(self, job_id: str, path: Path, edition: int = 0) -> None:
-        """Link to a list that is already durable in the working space. If a power cut loses the link, it is created
-        again."""
+    def link_entries(
+        self, job_id: str, path: Path, entries: list[ManifestEntry], edition: int = 0
+    ) -> list[ManifestEntry]:
+        """Link to a list that is already durable in the working space, and return its entries. If a power cut loses the
+        link, it is created again."""
         if edition:
             self.drop(job_id)
         link = self._list_path(job_id, edition)
@@ -125,12 +128,14 @@ class Workspace:
         link.unlink(missing_ok=True)
         try:
             os.link(path, link)
-        except FileExistsError:
-            return  # another process has just created it
+        except FileExistsError:  # another process has just created it
+            return self.entries(job_id, edition) or entries
         except FileNotFoundError:
             raise
         except OSError:  # a file system without links
-            write_entries(link, read_entries(path.read_bytes()))
+            write_entries(link, entries)
+        self._cache(job_id, edition, entries)
+        return entries
 
     def entries(self, job_id: str, edition: int = 0) -> list[ManifestEntry] | None:
         """Return the submitter's entries for this edition of the job's configuration; None if they are not stored."""

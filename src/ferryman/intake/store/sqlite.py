@@ -52,6 +52,15 @@ def _key(path: str) -> tuple[str, str]:
     return parent or ("/" if name else ""), name
 
 
+class _Counts:
+    """Number of a node's children, and of those that it has ever had."""
+
+    __slots__ = ("children", "numbered")
+
+    def __init__(self, children: int, numbered: int) -> None:
+        self.children, self.numbered = children, numbered
+
+
 class SqliteStore:
     """A tree of nodes in the table ``node`` of an SQLite file."""
 
@@ -71,6 +80,8 @@ class SqliteStore:
         self._connection = connect(path)
         self._lease = Lease(path, session_timeout_s, monotonic)
         self._next_reap = 0.0
+        self._counts: dict[str, _Counts] = {}
+        """Counters of nodes whose children the present transaction has changed, which are written once at its end."""
         self._watches = Watches(self._data_version)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
@@ -94,63 +105,67 @@ class SqliteStore:
     def commit(
         self, ops: Sequence[Op], *, session: int | None = None, read_after: Sequence[str] = ()
     ) -> list[StoredNode | None]:
-        now = self._monotonic()
-        if now >= self._next_reap:
+        (result,) = self.commit_all([Commit(ops, session, read_after)])
+        if isinstance(result, list):
+            return result
+        raise result
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        if self._monotonic() >= self._next_reap:
             self._reap_dead()
+        results = self._commit_chunks(commits)
+        if any(isinstance(each, Conflict) for each in results) and self._reap_dead():
+            refused = [at for at, each in enumerate(results) if isinstance(each, Conflict)]
+            for at, again in zip(refused, self._commit_chunks([commits[at] for at in refused]), strict=True):
+                results[at] = again  # the conflict was with a dead session's node, perhaps
+        return results
+
+    def _commit_chunks(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """Make the commits in few transactions."""
+        results: list[CommitResult] = []
+        for first in range(0, len(commits), COMMITS_AT_ONCE):
+            chunk = commits[first : first + COMMITS_AT_ONCE]
+            with self._write_transaction():
+                made = self._apply_together(chunk)
+                self._notify_watches(
+                    op for each, result in zip(chunk, made, strict=True) if isinstance(result, list) for op in each.ops
+                )
+            results += made
+        return results
+
+    def _apply_together(self, commits: Sequence[Commit]) -> list[CommitResult]:
+        """Apply commits within a transaction, behind one savepoint; if one is refused, each behind its own."""
+        run = self._connection.execute
+        run("SAVEPOINT one")
+        self._counts.clear()
         try:
-            return self._commit(ops, session, read_after)
-        except Conflict:
-            if not self._reap_dead():
-                raise
-            return self._commit(ops, session, read_after)  # the conflict was with a dead session's node
+            for session in {each.session for each in commits if each.session is not None}:
+                self._refuse_lost(session)
+            results: list[CommitResult] = [self._apply_all(each) for each in commits]
+            self._write_counts()
+        except (Conflict, SessionLost) as e:
+            run("ROLLBACK TO one")
+            results = [e] if len(commits) == 1 else [self._apply_together([each])[0] for each in commits]
+        run("RELEASE one")
+        return results
 
-    def _commit(self, ops: Sequence[Op], session: int | None, read_after: Sequence[str]) -> list[StoredNode | None]:
-        with self._write_transaction():
-            self._apply_all(ops, session)
-            self._notify_watches(ops)
-            return [self._read_alive(path) for path in read_after]
+    def _apply_all(self, commit: Commit) -> list[StoredNode | None]:
+        """Apply a commit's operations, and return the nodes that it reads."""
+        for index, op in enumerate(commit.ops):
+            self._apply(index, op, commit.session or 0)
+        for path in self._counts.keys() & set(commit.read_after):
+            self._write_counts(path)
+        return [self._read_alive(path, commit.session) for path in commit.read_after]
 
-    def _apply_all(self, ops: Sequence[Op], session: int | None) -> None:
-        if session is not None and not self._session_is_alive(session):
+    def _refuse_lost(self, session: int) -> None:
+        if not self._session_is_alive(session):
             self._lease.mark_lost(session)
             raise SessionLost(f"{self.url}: the session has ended")
-        for index, op in enumerate(ops):
-            self._apply(index, op, session or 0)
 
     def _notify_watches(self, ops: Iterable[Op]) -> None:
         """Notify watches within a transaction: they can read the file only after it is committed."""
         changed = [op.path for op in ops if isinstance(op, Create | Delete)]
         self._watches.notify({*changed, *map(parent_of, changed)})
-
-    def commit_all(self, commits: Sequence[Commit]) -> list[CommitResult]:
-        if self._monotonic() >= self._next_reap:
-            self._reap_dead()
-        results = self._commit_all(commits)
-        if any(isinstance(each, Conflict) for each in results) and self._reap_dead():
-            refused = [at for at, each in enumerate(results) if isinstance(each, Conflict)]
-            for at, again in zip(refused, self._commit_all([commits[at] for at in refused]), strict=True):
-                results[at] = again  # the conflict was with a dead session's node, perhaps
-        return results
-
-    def _commit_all(self, commits: Sequence[Commit]) -> list[CommitResult]:
-        """Make the commits in few transactions, each commit behind a savepoint of its own."""
-        results: list[CommitResult] = []
-        for first in range(0, len(commits), COMMITS_AT_ONCE):
-            with self._write_transaction():
-                ops: list[Op] = []
-                for each in commits[first : first + COMMITS_AT_ONCE]:
-                    self._connection.execute("SAVEPOINT one")
-                    try:
-                        self._apply_all(each.ops, each.session)
-                    except (Conflict, SessionLost) as e:
-                        self._connection.execute("ROLLBACK TO one")
-                        results.append(e)
-                    else:
-                        ops += each.ops
-                        results.append([self._read_alive(path) for path in each.read_after])
-                    self._connection.execute("RELEASE one")
-                self._notify_watches(ops)
-        return results
 
     def _apply(self, index: int, op: Op, session: int) -> None:
         run = self._connection.execute
@@ -158,12 +173,15 @@ class SqliteStore:
         if isinstance(op, Create):
             self._create(index, op, session)
         elif isinstance(op, Delete):
+            if op.path in self._counts:
+                self._write_counts(op.path)
             cursor = run("DELETE FROM node WHERE parent = ? AND name = ? AND children = 0", (parent, name))
             if not cursor.rowcount:
                 raise Conflict(
                     index, op.path, ConflictReason.NOT_EMPTY if self._read_any(op.path) else ConflictReason.MISSING
                 )
-            self._count_child(parent, -1, 0)
+            if (counts := self._counts_of(parent)) is not None:
+                counts.children -= 1
         elif isinstance(op, Set):
             version = "" if op.version is None else f" AND version = {int(op.version)}"
             cursor = run(
@@ -184,31 +202,40 @@ class SqliteStore:
 
     def _create(self, index: int, op: Create, session: int) -> None:
         parent, name = _key(op.path)
-        if op.numbered:
-            parent_node = self._read_any(parent)
-            if parent_node is not None and not name.endswith(f"{parent_node.next_number:010d}"):
-                raise Conflict(index, op.path, ConflictReason.CHANGED)
-        if not self._count_child(parent, 1, 1):
+        counts = self._counts_of(parent)
+        if counts is None:
             raise Conflict(index, op.path, ConflictReason.MISSING)
+        if op.numbered and not name.endswith(f"{counts.numbered:010d}"):
+            raise Conflict(index, op.path, ConflictReason.CHANGED)
+        counts.children += 1
+        counts.numbered += 1
         now, owner = self._clock(), session if op.ephemeral else 0
         try:
             self._connection.execute(
-                "INSERT INTO node (parent, name, data, owner, created, modified, creation) SELECT ?, ?, ?, ?, ?, ?,"
-                " numbered FROM node WHERE parent = ? AND name = ?",  # the parent issues each number only once
-                (parent, name, op.data, owner, now, now, *_key(parent)),
+                "INSERT INTO node (parent, name, data, owner, creation, created, modified) VALUES (?,?,?,?,?,?,?)",
+                (parent, name, op.data, owner, counts.numbered, now, now),  # the parent issues each number only once
             )
         except sqlite3.IntegrityError:
             raise Conflict(index, op.path, ConflictReason.EXISTS) from None
 
-    def _count_child(self, path: str, children: int, numbered: int) -> bool:
-        """Update a node's counters after a child was created or removed. Returns False if the node does not exist or is
-        ephemeral."""
-        cursor = self._connection.execute(
-            "UPDATE node SET children = children + ?, numbered = numbered + ?"
-            " WHERE parent = ? AND name = ? AND owner = 0",
-            (children, numbered, *_key(path)),
-        )
-        return bool(cursor.rowcount)
+    def _counts_of(self, path: str) -> _Counts | None:
+        """Return the counters of a node, which the caller may change; None if it does not exist or is ephemeral."""
+        counts = self._counts.get(path)
+        if counts is None:
+            query = "SELECT children, numbered FROM node WHERE parent = ? AND name = ? AND owner = 0"
+            row = self._connection.execute(query, _key(path)).fetchone()
+            if row is not None:
+                counts = self._counts[path] = _Counts(*row)
+        return counts
+
+    def _write_counts(self, *paths: str) -> None:
+        """Write the counters of these nodes, or of all whose children this transaction has changed."""
+        for path in paths or list(self._counts):
+            counts = self._counts.pop(path)
+            self._connection.execute(
+                "UPDATE node SET children = ?, numbered = ? WHERE parent = ? AND name = ?",
+                (counts.children, counts.numbered, *_key(path)),
+            )
 
     def _session_is_alive(self, session: int) -> bool:
         query = "SELECT 1 FROM session WHERE id = ? AND boot = ? AND expires > ?"
@@ -233,7 +260,7 @@ class SqliteStore:
         run = self._connection.execute
         for parent, name in run("SELECT parent, name FROM node WHERE owner = ?", (session,)).fetchall():
             run("DELETE FROM node WHERE parent = ? AND name = ?", (parent, name))
-            self._count_child(parent, -1, 0)
+            run("UPDATE node SET children = children - 1 WHERE parent = ? AND name = ?", _key(parent))
         run("DELETE FROM session WHERE id = ?", (session,))
 
     def skip_numbers(self, path: str, number: int) -> None:
@@ -264,10 +291,11 @@ class SqliteStore:
         with self._read_transaction():
             return [self._read_alive(path) for path in paths]
 
-    def _read_alive(self, path: str) -> StoredNode | None:
-        """Read a node, unless its session is dead."""
+    def _read_alive(self, path: str, alive: int | None = None) -> StoredNode | None:
+        """Read a node, unless its session is dead. ``alive``: a session that is known to be alive."""
         node = self._read_any(path)
-        return None if node and node.owner and not self._session_is_alive(node.owner) else node
+        is_dead = node and node.owner and node.owner != alive and not self._session_is_alive(node.owner)
+        return None if is_dead else node
 
     def children(self, path: str, prefix: str = "") -> list[str]:
         query = f"SELECT name FROM node WHERE parent = ? AND name >= ? AND (owner = 0 OR {_OWNER_IS_ALIVE})"
