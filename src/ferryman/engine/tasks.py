@@ -26,12 +26,12 @@ from ferryman.records.families import (
     decode_published,
     encode_published,
 )
-from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, events, hasher, table_of
+from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, array_of, events, hasher, table_of
 from ferryman.sources.log import Log, Piece
 from ferryman.sources.log_rows import ROWS
 from ferryman.state.logs import RANGES, LogHead
 from ferryman.state.state import State
-from ferryman.storage.parquet import RowGroups
+from ferryman.storage.parquet import RowGroups, number_array
 from ferryman.storage.query import connect, quote_list
 from ferryman.storage.tables import Table
 
@@ -83,7 +83,7 @@ def join_known(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     Raises:
         StateDamaged: a file of ``documents`` is missing, or not what was written.
     """
-    known = _known(rows["known_file"], rows["known_row"].to_numpy())
+    known = _known(rows["known_file"], _numbers(rows["known_row"]))
     columns = {name: known[name] if name in KNOWN_COLUMNS else rows[name] for name in schema.names}
     columns["given"] = _correct_published(columns["given"], rows["unconfirmed"], rows["unsure"])
     return pa.table([columns[name] for name in schema.names], schema=schema)
@@ -93,13 +93,13 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
     """Return the columns of ``KNOWN_COLUMNS`` for these rows of these files; null where there is no file."""
     names = list(KNOWN_COLUMNS.values())
     encoded = files.combine_chunks().dictionary_encode()
-    codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+    codes = _numbers(pa.chunked_array([encoded.indices.cast(pa.int64())]))
     places, tables = [], []
     for code, path in enumerate(encoded.dictionary.to_pylist()):
         mine = np.flatnonzero(codes == code)
         mine = mine[np.argsort(rows[mine], kind="stable")]
         with RowGroups(path, names, verified=True) as file:
-            tables += [table.select(names) for table in file.rows_at(rows[mine].astype(np.int64))]
+            tables += [table.select(names) for table in file.rows_at(rows[mine])]
         places.append(mine)
     if not tables:
         return pa.table({name: pa.nulls(len(files)) for name in KNOWN_COLUMNS})
@@ -108,10 +108,21 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
     order = np.concatenate(places)
     found[order] = np.arange(len(order))
     every = pa.concat_tables(tables).combine_chunks()
-    every = every.take(pa.array(found, mask=found < 0))
-    there = pc.equal(every["operation"], "upsert")
-    every = every.set_column(names.index("given"), "given", pc.if_else(there, every["given"], ""))  # deleted
+    every = every.take(number_array(found))
+    there = pc.equal(every["operation"], _UPSERT)
+    every = every.set_column(names.index("given"), "given", pc.if_else(there, every["given"], _NOTHING))  # deleted
     return every.rename_columns(list(KNOWN_COLUMNS))
+
+
+_UPSERT, _NOTHING = array_of(["upsert", ""], pa.string())
+(_MISSING,) = array_of([-1], pa.int64())
+"""Made of an array: pyarrow loads pandas to make them of Python objects, which takes longer than a scan of few rows."""
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """Return a column of int64 with -1 for what is missing."""
+    found: np.ndarray[Any, Any] = np.from_dlpack(pc.fill_null(column, _MISSING).combine_chunks())
+    return found
 
 
 def _correct_published(given: pa.ChunkedArray, unconfirmed: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:

@@ -270,6 +270,13 @@ def column_values(column: pa.ChunkedArray) -> list[Any]:
     return found
 
 
+def number_array(numbers: np.ndarray[Any, Any]) -> pa.Array:
+    """Return an array of int64, in which what is negative is missing. ``pa.array`` would load pandas."""
+    there = np.packbits(numbers >= 0, bitorder="little")
+    buffers = [pa.py_buffer(there), pa.py_buffer(np.ascontiguousarray(numbers, np.int64))]
+    return pa.Array.from_buffers(pa.int64(), len(numbers), buffers)
+
+
 class GroupedRows(ABC):
     """Some columns of a file, read group by group. Each group is read only once if rows are read in order.
 
@@ -313,7 +320,7 @@ class GroupedRows(ABC):
         while at < len(rows):
             group = self._group_of(rows[at])
             stop = int(np.searchsorted(rows, self._starts[group + 1]))
-            yield self._load(group).take(pa.array(rows[at:stop] - self._starts[group]))
+            yield self._load(group).take(number_array(rows[at:stop] - self._starts[group]))
             at = stop
 
     def next_group_start(self, row: int) -> int:

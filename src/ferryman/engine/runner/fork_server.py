@@ -158,36 +158,47 @@ def fork_server() -> ForkServer:
         return server
 
 
-_ahead: Final[list[ForkServer]] = []
-"""The fork server that was started ahead of its first use, if there is one."""
+_idle: Final[dict[int, list[ForkServer]]] = {}
+"""Fork servers without children that the next ``take_server`` returns, by process id."""
 
 
 def start_ahead() -> None:
     """Start a fork server that ``take_server`` will return: it loads its modules while this process loads its own."""
-    if not _ahead:
+    if not _idle.get(os.getpid()):
         with contextlib.suppress(OSError):  # who needs one reports it
-            _ahead.append(ForkServer())
+            give_back(ForkServer())
 
 
 def take_server(environment: Mapping[str, str]) -> ForkServer:
-    """Return a fork server of the caller's own, with this environment for its children: the one that was started ahead,
-    or a new one.
+    """Return a fork server of the caller's own, with this environment for its children: one that nobody uses, or a new
+    one.
 
     Raises:
         OSError: none can be started.
     """
-    while _ahead:
-        server = _ahead.pop()
+    idle = _idle.get(os.getpid(), [])
+    while idle:
+        server = idle.pop()
         if server.alive:
             server.set_environment(environment)
             return server
     return ForkServer(environment)
 
 
-def end_ahead() -> None:
-    """End the fork server that was started ahead, if nobody has taken it."""
-    while _ahead:
-        _ahead.pop().end()
+def give_back(server: ForkServer) -> None:
+    """Keep a fork server, all of whose children have ended, for the next who takes one."""
+    idle = _idle.setdefault(os.getpid(), [])
+    if idle:
+        server.end()
+    else:
+        idle.append(server)
+
+
+def end_idle() -> None:
+    """End the fork server that nobody uses."""
+    idle = _idle.get(os.getpid(), [])
+    while idle:
+        idle.pop().end()
 
 
 def _import_path() -> list[str]:
