@@ -26,12 +26,12 @@ from ferryman.records.families import (
     decode_published,
     encode_published,
 )
-from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, array_of, events, hasher, table_of
+from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, events, hasher, scalar_of, table_of
 from ferryman.sources.log import Log, Piece
 from ferryman.sources.log_rows import ROWS
 from ferryman.state.logs import RANGES, LogHead
 from ferryman.state.state import State
-from ferryman.storage.parquet import RowGroups, number_array
+from ferryman.storage.parquet import RowGroups, number_array, numbers_of
 from ferryman.storage.query import connect, quote_list
 from ferryman.storage.tables import Table
 
@@ -83,7 +83,7 @@ def join_known(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     Raises:
         StateDamaged: a file of ``documents`` is missing, or not what was written.
     """
-    known = _known(rows["known_file"], _numbers(rows["known_row"]))
+    known = _known(rows["known_file"], numbers_of(rows["known_row"]))
     columns = {name: known[name] if name in KNOWN_COLUMNS else rows[name] for name in schema.names}
     columns["given"] = _correct_published(columns["given"], rows["unconfirmed"], rows["unsure"])
     return pa.table([columns[name] for name in schema.names], schema=schema)
@@ -93,7 +93,7 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
     """Return the columns of ``KNOWN_COLUMNS`` for these rows of these files; null where there is no file."""
     names = list(KNOWN_COLUMNS.values())
     encoded = files.combine_chunks().dictionary_encode()
-    codes = _numbers(pa.chunked_array([encoded.indices.cast(pa.int64())]))
+    codes = numbers_of(pa.chunked_array([encoded.indices]))
     places, tables = [], []
     for code, path in enumerate(encoded.dictionary.to_pylist()):
         mine = np.flatnonzero(codes == code)
@@ -114,15 +114,7 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
     return every.rename_columns(list(KNOWN_COLUMNS))
 
 
-_UPSERT, _NOTHING = array_of(["upsert", ""], pa.string())
-(_MISSING,) = array_of([-1], pa.int64())
-"""Made of an array: pyarrow loads pandas to make them of Python objects, which takes longer than a scan of few rows."""
-
-
-def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """Return a column of int64 with -1 for what is missing."""
-    found: np.ndarray[Any, Any] = np.from_dlpack(pc.fill_null(column, _MISSING).combine_chunks())
-    return found
+_UPSERT, _NOTHING = scalar_of("upsert", pa.string()), scalar_of("", pa.string())
 
 
 def _correct_published(given: pa.ChunkedArray, unconfirmed: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:

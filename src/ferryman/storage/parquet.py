@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ferryman import limits
@@ -271,10 +272,19 @@ def column_values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def number_array(numbers: np.ndarray[Any, Any]) -> pa.Array:
-    """Return an array of int64, in which what is negative is missing. ``pa.array`` would load pandas."""
+    """Return an array of int64, in which what is negative is missing. ``pa.array`` loads pandas."""
     there = np.packbits(numbers >= 0, bitorder="little")
     buffers = [pa.py_buffer(there), pa.py_buffer(np.ascontiguousarray(numbers, np.int64))]
     return pa.Array.from_buffers(pa.int64(), len(numbers), buffers)
+
+
+def numbers_of(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """Return a column of whole numbers as int64, with -1 for what is missing. ``to_numpy`` loads pandas."""
+    found: np.ndarray[Any, Any] = np.from_dlpack(pc.fill_null(column.cast(pa.int64()), _MISSING).combine_chunks())
+    return found
+
+
+_MISSING: Final = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(np.array([-1], np.int64))])[0]
 
 
 class GroupedRows(ABC):

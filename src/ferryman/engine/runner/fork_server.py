@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -226,6 +227,7 @@ def main(descriptor: int, modules: Iterable[str]) -> None:  # pragma: no cover -
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it may be ignored, as inherited from a worker
     for module in modules:
         importlib.import_module(module)
+    gc.freeze()  # what modules have made is not garbage: no child has to look through it
     with socket.socket(fileno=descriptor) as connection:
         while True:
             request, descriptors, _, _ = socket.recv_fds(connection, _REQUEST.size, 3)
