@@ -495,7 +495,7 @@ class FamilyOrder:
         deletes = pc.equal(rows["operation"], DELETE)
         if not pc.any(deletes).as_py():
             return
-        is_delete = np.asarray(deletes)
+        is_delete = np.array(deletes.to_pylist(), bool)
         families = _families(rows)
         concerned = {family for (family, _), d in zip(families, is_delete, strict=True) if d}
         named = [each if each[0] in concerned else None for each in families]

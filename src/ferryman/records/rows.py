@@ -236,16 +236,20 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return the result of ``pa.array``, where possible without pandas: pyarrow loads that at the first array it makes
     of Python objects, and loading it takes longer than a scan that finds nothing new."""
     types, n = set(map(type, values)), len(values)
+    if types == {type(None)}:
+        return pa.nulls(n, kind)
+    valid = _bits(value is not None for value in values) if type(None) in types else None
     if kind == pa.string() and all(issubclass(each, str | None) for each in types):
         contents = [b"" if value is None else value.encode() for value in values]
         offsets = np.zeros(n + 1, np.int64)
         np.cumsum(np.fromiter(map(len, contents), np.int64, n), out=offsets[1:])
         if offsets[-1] <= BINARY_BYTES:
-            valid = _bits(value is not None for value in values) if type(None) in types else None
             buffers = [valid, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(contents))]
             return pa.Array.from_buffers(kind, n, buffers)
-    if kind == pa.int64() and types <= {int}:
-        return pa.Array.from_buffers(kind, n, [None, pa.py_buffer(np.fromiter(values, np.int64, n))])
+    if kind == pa.int64() and types <= {int, type(None)}:
+        known = values if valid is None else [0 if value is None else value for value in values]
+        numbers = np.fromiter(known, np.int64, n)
+        return pa.Array.from_buffers(kind, n, [valid, pa.py_buffer(numbers)])
     if kind == pa.bool_() and types <= {bool}:
         return pa.Array.from_buffers(kind, n, [None, _bits(values)])
     return pa.array(values, kind)
