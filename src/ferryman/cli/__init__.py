@@ -12,14 +12,11 @@ def main() -> None:
 
     if _needs_helpers(sys.argv[1:]):
         fork_server.start_ahead()
-    try:
-        from ferryman.cli.app import start
-        from ferryman.cli.lazy_pandas import defer_pandas
+    from ferryman.cli.app import start
+    from ferryman.cli.lazy_pandas import defer_pandas
 
-        defer_pandas()
-        sys.exit(start(sys.argv[1:]))
-    finally:
-        fork_server.end_idle()
+    defer_pandas()
+    sys.exit(start(sys.argv[1:]))
 
 
 def _needs_helpers(arguments: list[str]) -> bool:

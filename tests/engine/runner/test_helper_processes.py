@@ -129,6 +129,7 @@ def test_hashes_are_those_of_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark gives its workers one seed. Otherwise what a step makes of a set would differ from run to run."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     monkeypatch.setattr(fork_server, "start_process", forked_servers.STARTED)  # a seed is chosen at a start
+    fork_server.end_idle()
     program = [sys.executable, "-c", "print(hash('text'))"]
     expected = int(subprocess.check_output(program, env={**os.environ, "PYTHONHASHSEED": "0"}))
     for _ in range(2):

@@ -6,6 +6,7 @@ copies the locks that other threads hold, and nobody would release them in the c
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import errno
@@ -202,6 +203,9 @@ def end_idle() -> None:
         idle.pop().end()
 
 
+atexit.register(end_idle)
+
+
 def _import_path() -> list[str]:
     """Return this process's import path. Code may put anything into ``sys.path``; like Python, this uses only text."""
     return [each for each in sys.path if isinstance(each, str)]
@@ -232,7 +236,7 @@ def main(descriptor: int, modules: Iterable[str]) -> None:  # pragma: no cover -
         while True:
             request, descriptors, _, _ = socket.recv_fds(connection, _REQUEST.size, 3)
             if len(request) < _REQUEST.size:
-                return
+                os._exit(0)  # nothing is to be ended in order, and some modules complain of what others have
             command, pid = _REQUEST.unpack(request)
             if command == _FORK:
                 answer = _fork(connection, descriptors)
