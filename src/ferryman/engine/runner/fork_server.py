@@ -179,11 +179,12 @@ def take_server(environment: Mapping[str, str]) -> ForkServer:
         OSError: none can be started.
     """
     idle = _idle.get(os.getpid(), [])
-    while idle:
-        server = idle.pop()
-        if server.alive:
-            server.set_environment(environment)
-            return server
+    with contextlib.suppress(IndexError):  # another thread may be faster
+        while True:
+            server = idle.pop()
+            if server.alive:
+                server.set_environment(environment)
+                return server
     return ForkServer(environment)
 
 

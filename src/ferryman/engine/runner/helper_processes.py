@@ -156,8 +156,12 @@ class HelperProcesses(Runner):
         if self._server is None or not is_idle:
             self._kill()
             return
-        while not self._free.empty():
-            self._free.get().end()
+        try:
+            while not self._free.empty():
+                self._free.get().end()
+        except BaseException:  # its next answer might be to what was asked now
+            self._kill()
+            raise
         give_back(self._server)
 
     def _kill(self) -> None:
