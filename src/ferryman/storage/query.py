@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,12 +58,6 @@ def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 _idle_databases: Final[list[duckdb.DuckDBPyConnection]] = []
 """Database kept for the next query, since opening one takes 30 ms, longer than most queries. It has no tables:
 everything that a query creates belongs to its own cursor."""
-
-
-def open_ahead() -> None:
-    """Open a database for the next query in a thread, while this process waits for something else."""
-    if not _idle_databases:
-        threading.Thread(target=lambda: _idle_databases.append(duckdb.connect(":memory:")), daemon=True).start()
 
 
 def _close_idle_databases() -> None:

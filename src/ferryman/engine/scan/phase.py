@@ -37,7 +37,7 @@ from ferryman.state.state import State
 from ferryman.storage import files
 from ferryman.storage.files import StatePath, local_copies, local_folder, path_of
 from ferryman.storage.parquet import RowGroups
-from ferryman.storage.query import connect, open_ahead, register
+from ferryman.storage.query import connect, register
 
 _SCRATCH = "scan"
 """Name of the scratch folder of a listing."""
@@ -98,7 +98,6 @@ class ScanPhase:
             self._report(note)
         kept = self._memories.kept(folder)
         count = self._runner.note_work if self._runner.early is not None else None
-        open_ahead()
         with self._progress.follow(on_count=count) as live:
             listings = list_sources(
                 state.plan,
