@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.records import rows
+from ferryman.records.rows import Status
+from ferryman.storage.parquet import number_array, numbers_of
 
 VALUES = st.lists(st.one_of(st.none(), st.binary(max_size=20)), max_size=12)
 
@@ -67,3 +69,39 @@ def test_texts_of_many_bytes_take_the_longer_way(monkeypatch: pytest.MonkeyPatch
     """An array has offsets of 32 bits."""
     monkeypatch.setattr(rows, "BINARY_BYTES", 3)
     assert rows.array_of(["ab", "cd"], pa.string()).to_pylist() == ["ab", "cd"]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (st.text(max_size=9), pa.string()),
+        (st.sampled_from(Status), pa.string()),
+        (st.integers(-(1 << 63), (1 << 63) - 1), pa.int64()),
+        (st.booleans(), pa.bool_()),
+        (st.datetimes(timezones=st.timezones()), pa.timestamp("us", tz="UTC")),
+        (st.datetimes(), pa.timestamp("us", tz="UTC")),
+    ],
+)
+def test_one_value_is_what_it_was(values: st.SearchStrategy[Any], kind: pa.DataType) -> None:
+    """Of each type that columns with one value have."""
+
+    @given(values)
+    def made_of(value: Any) -> None:
+        assert rows.scalar_of(value, kind).equals(pa.scalar(value, kind))
+
+    made_of()
+
+
+NUMBERS = st.lists(st.one_of(st.none(), st.integers(0, (1 << 63) - 1)), max_size=12)
+
+
+@given(NUMBERS, NUMBERS)
+def test_numbers_are_what_they_were(some: list[int | None], others: list[int | None]) -> None:
+    """As numpy has them, with -1 for missing ones, and back; of any number of chunks."""
+    column = pa.chunked_array([pa.array(some, pa.int64()), pa.array(others, pa.int64())])
+    for each in (column, column.slice(1), pa.chunked_array([], pa.int64())):
+        numbers = numbers_of(each)
+        assert numbers.tolist() == [-1 if value is None else value for value in each.to_pylist()]
+        array = number_array(numbers)
+        array.validate(full=True)
+        assert array.to_pylist() == each.to_pylist()

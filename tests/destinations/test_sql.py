@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from ferryman.destinations import Delivery, Outcome, Sql
 from ferryman.errors import PermanentError, PlanError, TransientError
+from ferryman.net import databases
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.sql_table import CONTEXT, opened, path, query, url
 
@@ -188,6 +189,45 @@ def test_target_shows_no_password(path: Path) -> None:
     assert "secret" not in shown
     assert "timeout" not in shown
     assert shown.endswith("#t")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["index.db", "/tmp/index.db", "../a_b-c.db", "a b.db", "a%20b.db", "ä.db", "a.db?timeout=3", "file:a.db?uri=true", ""],
+)
+@pytest.mark.parametrize("folder", ["plain", "with ä and %"])
+def test_a_url_is_read_as_sqlalchemy_reads_it(
+    path: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is read without it, since loading it takes longer than a run that sends nothing."""
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    for scheme in ("sqlite", "sqlite+pysqlite"):
+        parsed = databases.parse_url(f"{scheme}:///{path}")
+        absolute = databases.absolute_url(f"{scheme}:///{path}")
+        assert absolute == databases.with_password(parsed)
+        assert databases.backend_of(absolute) == parsed.get_backend_name()
+        assert databases.file_of(absolute) in (None, parsed.database)
+
+
+@pytest.mark.parametrize("options", ["", "?timeout=3"])
+def test_what_a_file_has_is_told_without_and_with_sqlalchemy(path: Path, options: str) -> None:
+    """Nothing, before the table is there, and after it was dropped."""
+    sql = Sql(url(path) + options)
+    assert (sql.identity(), sql.highest_of(CONTEXT), [*sql.inventory(CONTEXT)]) == ("", None, [])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE other (n)")
+    assert (sql.identity(), sql.highest_of(CONTEXT), [*sql.inventory(CONTEXT)]) == ("", None, [])
+    opened(sql).write([delivery("a", 7)])
+    sql.close()
+    assert sql.identity()
+    assert (sql.highest_of(CONTEXT), [each.id for each in sql.inventory(CONTEXT)]) == (7, ["a"])
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE documents")
+    assert (sql.identity(), [*sql.inventory(CONTEXT)]) == ("", [])
+    path.write_bytes(b"not a database" * 100)
+    with pytest.raises(PermanentError, match="not a database"):
+        sql.identity()
 
 
 @pytest.mark.parametrize(

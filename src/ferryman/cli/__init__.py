@@ -1,5 +1,6 @@
 """The ``ferryman`` command."""
 
+import os
 import sys
 
 __all__ = ["main"]
@@ -7,8 +8,18 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    from ferryman.engine.runner import fork_server
+
+    if _needs_helpers(sys.argv[1:]):
+        fork_server.start_ahead()
     from ferryman.cli.app import start
     from ferryman.cli.lazy_pandas import defer_pandas
 
     defer_pandas()
     sys.exit(start(sys.argv[1:]))
+
+
+def _needs_helpers(arguments: list[str]) -> bool:
+    """Return whether a command will read sources in helper processes, so that these load their modules meanwhile."""
+    elsewhere = any(each.startswith(("--master", "--help")) for each in arguments)
+    return arguments[:1] == ["run"] and not elsewhere and "PYSPARK_GATEWAY_PORT" not in os.environ

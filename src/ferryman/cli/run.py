@@ -327,7 +327,6 @@ def _run_with_progress(
     Raises:
         typer.Exit: with 130, when the user interrupts; a message says how to continue.
     """
-    from ferryman.engine.runner import fork_server
     from ferryman.observe import logging_to, progress_observer
 
     for warning in plan.check():
@@ -358,8 +357,6 @@ def _run_with_progress(
         except BaseException:
             if not interrupt.requested:
                 raise
-        finally:
-            fork_server.end_ahead()
         if interrupt.requested:
             interrupt.print_note(
                 "interrupted: nothing is lost. Run the same command again: it first sends what was committed."

@@ -21,6 +21,7 @@ from ferryman.queues.message import CONTENT, text_of
 from ferryman.queues.place import check_name, root_of, uri_of
 from ferryman.queues.queue import classified_queue_errors
 from ferryman.queues.upkeep import seconds_of
+from ferryman.records.rows import array_of
 
 
 class Queue(Destination):
@@ -163,7 +164,7 @@ class Queue(Destination):
             columns = zip(*(rows[key] for key in sorted(rows)), strict=True)
             with self._translated_errors():
                 self._open_queue().append_new(
-                    pa.table([pa.array(c) for c in columns], schema), self._writer, self._settled
+                    pa.table([*map(array_of, columns, schema.types)], schema), self._writer, self._settled
                 )
         return outcomes
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from ferryman import limits
 from ferryman.destinations.base import Outcome
-from ferryman.records.rows import RowResult, Status, wait_of_file_s, wait_s
+from ferryman.records.rows import DELETE, RowResult, Status, wait_of_file_s, wait_s
 from ferryman.state.outbox import first_sequence, has_exports, has_other_rows, lane_numbers, pending_rows
 from ferryman.state.state import State
 from ferryman.storage.delta import DataFile
@@ -492,10 +492,10 @@ class FamilyOrder:
         """For each eligible delete, the index of its family's last eligible upsert before it, or -1."""
         self._elsewhere: dict[int, UndeliveredUpsert] = {}
         """Index of an eligible delete -> an upsert of its family in another file."""
-        deletes = pc.equal(rows["operation"], "delete")
+        deletes = pc.equal(rows["operation"], DELETE)
         if not pc.any(deletes).as_py():
             return
-        is_delete = np.asarray(deletes)
+        is_delete = np.array(deletes.to_pylist(), bool)
         families = _families(rows)
         concerned = {family for (family, _), d in zip(families, is_delete, strict=True) if d}
         named = [each if each[0] in concerned else None for each in families]

@@ -26,12 +26,12 @@ from ferryman.records.families import (
     decode_published,
     encode_published,
 )
-from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, events, hasher, table_of
+from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, events, hasher, scalar_of, table_of
 from ferryman.sources.log import Log, Piece
 from ferryman.sources.log_rows import ROWS
 from ferryman.state.logs import RANGES, LogHead
 from ferryman.state.state import State
-from ferryman.storage.parquet import RowGroups
+from ferryman.storage.parquet import RowGroups, number_array, numbers_of
 from ferryman.storage.query import connect, quote_list
 from ferryman.storage.tables import Table
 
@@ -83,7 +83,7 @@ def join_known(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     Raises:
         StateDamaged: a file of ``documents`` is missing, or not what was written.
     """
-    known = _known(rows["known_file"], rows["known_row"].to_numpy())
+    known = _known(rows["known_file"], numbers_of(rows["known_row"]))
     columns = {name: known[name] if name in KNOWN_COLUMNS else rows[name] for name in schema.names}
     columns["given"] = _correct_published(columns["given"], rows["unconfirmed"], rows["unsure"])
     return pa.table([columns[name] for name in schema.names], schema=schema)
@@ -93,13 +93,13 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
     """Return the columns of ``KNOWN_COLUMNS`` for these rows of these files; null where there is no file."""
     names = list(KNOWN_COLUMNS.values())
     encoded = files.combine_chunks().dictionary_encode()
-    codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+    codes = numbers_of(pa.chunked_array([encoded.indices]))
     places, tables = [], []
     for code, path in enumerate(encoded.dictionary.to_pylist()):
         mine = np.flatnonzero(codes == code)
         mine = mine[np.argsort(rows[mine], kind="stable")]
         with RowGroups(path, names, verified=True) as file:
-            tables += [table.select(names) for table in file.rows_at(rows[mine].astype(np.int64))]
+            tables += [table.select(names) for table in file.rows_at(rows[mine])]
         places.append(mine)
     if not tables:
         return pa.table({name: pa.nulls(len(files)) for name in KNOWN_COLUMNS})
@@ -108,10 +108,13 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
     order = np.concatenate(places)
     found[order] = np.arange(len(order))
     every = pa.concat_tables(tables).combine_chunks()
-    every = every.take(pa.array(found, mask=found < 0))
-    there = pc.equal(every["operation"], "upsert")
-    every = every.set_column(names.index("given"), "given", pc.if_else(there, every["given"], ""))  # deleted
+    every = every.take(number_array(found))
+    there = pc.equal(every["operation"], _UPSERT)
+    every = every.set_column(names.index("given"), "given", pc.if_else(there, every["given"], _NOTHING))  # deleted
     return every.rename_columns(list(KNOWN_COLUMNS))
+
+
+_UPSERT, _NOTHING = scalar_of("upsert", pa.string()), scalar_of("", pa.string())
 
 
 def _correct_published(given: pa.ChunkedArray, unconfirmed: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Final
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from ferryman.errors import UsageError
 from ferryman.net import relative_paths, urls
+
+if TYPE_CHECKING:
+    import sqlalchemy as sqlalchemy
+else:
+
+    class _Module:
+        """A module that is loaded when something of it is first used."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module(self._name), name)
+
+    sqlalchemy = _Module("sqlalchemy")  # takes longer to load than a run that sends nothing
+sa = sqlalchemy
 
 POSTGRESQL_DRIVER: Final = "postgresql+psycopg"
 MYSQL_DRIVER: Final = "mysql+pymysql"
@@ -26,6 +43,25 @@ _PACKAGES: Final = {
 """Driver -> (its package, what to say if it is not installed, what to install)."""
 
 _HIDDEN: Final = "***"
+
+_FILE: Final = re.compile(r"sqlite:///([\w./-]+)", re.ASCII)
+"""URL of a file of SQLite that means what it says: without options, and without characters that are encoded."""
+
+
+def file_of(url: str) -> str | None:
+    """Return the absolute path of the file that a URL names; None: SQLAlchemy has to read it."""
+    match = _FILE.fullmatch(url)
+    return None if match is None else relative_paths.absolute(match[1])
+
+
+def absolute_url(url: str) -> str:
+    """Return a URL with its password as ``parse_url`` reads it, as text.
+
+    Raises:
+        UsageError: see ``parse_url``.
+    """
+    path = file_of(url)
+    return with_password(parse_url(url)) if path is None else f"sqlite:///{quote(path, safe=' +/')}"
 
 
 def parse_url(url: str) -> sa.URL:
@@ -52,6 +88,11 @@ def parse_url(url: str) -> sa.URL:
     if package and find_spec(package) is None:
         raise UsageError(f"{needs}, which is not installed: pip install '{extra}'")
     return _absolute(parsed) if parsed.get_backend_name() == "sqlite" else parsed
+
+
+def backend_of(url: str) -> str:
+    """Return what SQLAlchemy calls the kind of database of a URL that ``absolute_url`` has returned."""
+    return url.partition(":")[0].partition("+")[0]
 
 
 def redact(url: str) -> str:

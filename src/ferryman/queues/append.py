@@ -18,11 +18,12 @@ from ferryman.errors import EngineError, UsageError
 from ferryman.queues.message import CONTENT, ROWS
 from ferryman.queues.store import QueueStore, read_between
 from ferryman.queues.table import LAST, KeyRun, MessageFile, Numbers, key_name
+from ferryman.records.rows import scalar_of
 from ferryman.storage import files
 from ferryman.storage.delta import CommitUnknown, LogEntry
 from ferryman.storage.files import StatePath, fsync_folder, is_disk_full
 from ferryman.storage.locks import hold_lock
-from ferryman.storage.parquet import Part, PartWriter, RowGroups
+from ferryman.storage.parquet import Part, PartWriter, RowGroups, number_array
 
 
 def append_rows(
@@ -91,8 +92,8 @@ def _commit(store: QueueStore, file: MessageFile, transactions: dict[str, int], 
 def _write_messages(store: QueueStore, rows: pa.Table, key: str) -> MessageFile:
     first = store.table.last + 1
     now = dt.datetime.now(dt.UTC)
-    numbered = rows.add_column(0, ROWS.field("index"), pa.array(np.arange(first, first + rows.num_rows)))
-    created = pa.repeat(pa.scalar(now, ROWS.field("created").type), rows.num_rows)
+    numbered = rows.add_column(0, ROWS.field("index"), number_array(np.arange(first, first + rows.num_rows)))
+    created = pa.repeat(scalar_of(now, ROWS.field("created").type), rows.num_rows)
     part = write_rows(store.table.folder, [numbered.append_column(ROWS.field("created"), created)])
     at = int(now.timestamp()) * 1_000_000 + now.microsecond
     return MessageFile(part.path, part.size, first, rows.num_rows, at, at, 0, key)
@@ -173,7 +174,7 @@ class RepeatingWriter(NamedTuple):
         self._refuse_settled(store, rows)
         if adopted := self._adopted_hashes(store, rows["hash"].combine_chunks()):
             rows = rows.filter(pc.invert(pc.is_in(rows["hash"], pa.array(sorted(adopted), pa.string()))))
-        repeated = pc.less_equal(rows[SEQUENCE], highest_sequence(store, self.name))
+        repeated = pc.less_equal(rows[SEQUENCE], scalar_of(highest_sequence(store, self.name), pa.int64()))
         if not pc.any(repeated).as_py():
             return rows
         known = self._find_repeated(store, rows.filter(repeated))

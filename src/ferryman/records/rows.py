@@ -224,7 +224,7 @@ def table_of(schema: pa.Schema, rows: int, **columns: Any) -> pa.Table:
         elif isinstance(value, (pa.Array, pa.ChunkedArray)):
             arrays.append(value)
         elif isinstance(value, (str, int, dt.datetime)):
-            arrays.append(pa.repeat(pa.scalar(value, field.type), rows))
+            arrays.append(pa.repeat(scalar_of(value, field.type), rows))
         elif field.type == pa.binary():
             arrays.append(binary_array(value))
         else:
@@ -236,19 +236,34 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return the result of ``pa.array``, where possible without pandas: pyarrow loads that at the first array it makes
     of Python objects, and loading it takes longer than a scan that finds nothing new."""
     types, n = set(map(type, values)), len(values)
-    if kind == pa.string() and types <= {str, type(None)}:
+    if types == {type(None)}:
+        return pa.nulls(n, kind)
+    valid = _bits(value is not None for value in values) if type(None) in types else None
+    if kind == pa.string() and all(issubclass(each, str | None) for each in types):
         contents = [b"" if value is None else value.encode() for value in values]
         offsets = np.zeros(n + 1, np.int64)
         np.cumsum(np.fromiter(map(len, contents), np.int64, n), out=offsets[1:])
         if offsets[-1] <= BINARY_BYTES:
-            valid = _bits(value is not None for value in values) if type(None) in types else None
             buffers = [valid, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(b"".join(contents))]
             return pa.Array.from_buffers(kind, n, buffers)
-    if kind == pa.int64() and types <= {int}:
-        return pa.Array.from_buffers(kind, n, [None, pa.py_buffer(np.fromiter(values, np.int64, n))])
+    if kind == pa.int64() and types <= {int, type(None)}:
+        known = values if valid is None else [0 if value is None else value for value in values]
+        numbers = np.fromiter(known, np.int64, n)
+        return pa.Array.from_buffers(kind, n, [valid, pa.py_buffer(numbers)])
     if kind == pa.bool_() and types <= {bool}:
         return pa.Array.from_buffers(kind, n, [None, _bits(values)])
     return pa.array(values, kind)
+
+
+def scalar_of(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """Return the result of ``pa.scalar``, where possible without pandas, see ``array_of``."""
+    if isinstance(value, dt.datetime) and value.tzinfo is not None and kind == pa.timestamp("us", tz="UTC"):
+        return array_of([(value - _EPOCH) // _MICROSECOND], pa.int64()).cast(kind)[0]
+    return array_of([value], kind)[0]
+
+
+_EPOCH: Final = dt.datetime.fromtimestamp(0, dt.UTC)
+_MICROSECOND: Final = dt.timedelta(microseconds=1)
 
 
 def _bits(values: Iterable[bool]) -> pa.Buffer:
@@ -279,13 +294,17 @@ def events(rows: list[dict[str, Any]], **constant: Any) -> pa.Table:
     return table_of(LEDGER, len(rows), **columns)
 
 
+DELETE: Final = scalar_of("delete", pa.string())
+_ONE: Final = scalar_of(1, pa.int64())
+
+
 def sent_events(outbox_rows: pa.Table, noted: Iterable[RowResult], destination: str, wave: int) -> pa.Table:
     """Return the events of outbox rows that were sent: INDEXED, except for those with a noted result; UNTOUCHED rows
     have no event."""
     n = outbox_rows.num_rows
     columns: dict[str, Any] = {name: outbox_rows[name] for name in EVENT_OF_ROW}
     columns["status"] = Status.INDEXED.value
-    columns["attempt"] = pc.add(outbox_rows["attempt"], 1)
+    columns["attempt"] = pc.add(outbox_rows["attempt"], _ONE)
     exceptions = {r.row: r for r in noted}
     if exceptions:
         rows = outbox_rows["row"].to_pylist()

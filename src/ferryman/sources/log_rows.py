@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from ferryman.document import content_version, decode_fields, encode_fields, size_problem
@@ -12,7 +13,7 @@ from ferryman.errors import BadDocument
 from ferryman.records.provenance import merge_provenances
 from ferryman.records.rows import table_of
 from ferryman.sources.log import joined_id
-from ferryman.storage.parquet import column_values
+from ferryman.storage.parquet import column_values, number_array
 
 ROWS: Final = pa.schema(
     [
@@ -61,7 +62,7 @@ def join_tables(number: int, inputs: Mapping[str, pa.Table]) -> pa.Table | None:
     return table_of(
         ROWS,
         rows,
-        place=pa.array(range(number, number + rows), pa.int64()),
+        place=number_array(np.arange(number, number + rows)),
         id=list(map(joined_id, zip(*ids, strict=True))),
         fields=fields,
         version=[content_version(each, None) for each in fields],

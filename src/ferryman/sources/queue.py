@@ -22,6 +22,7 @@ from ferryman.queues.message import messages_of
 from ferryman.queues.place import check_name, root_of, uri_of
 from ferryman.queues.queue import classified_queue_errors
 from ferryman.records.provenance import Provenance, encode
+from ferryman.records.rows import array_of, scalar_of
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Entry, Log, OnError, Piece, Positions, ReaderMove
 from ferryman.sources.log_rows import ROWS
@@ -205,10 +206,10 @@ class Queue(Log):
         return pa.table(
             [
                 index,
-                pc.binary_join_element_wise(stem, index.cast(pa.string()), ""),
+                pc.binary_join_element_wise(_text(stem), index.cast(pa.string()), _text("")),
                 fields,
                 pa.nulls(n, pa.binary()),
-                pa.array([content_version(b"" if body is None else body, None) for body in bodies], pa.string()),
+                array_of([content_version(b"" if body is None else body, None) for body in bodies], pa.string()),
                 refused,
                 self._drop_reasons(texts),
                 self._provenances(table),
@@ -226,10 +227,12 @@ class Queue(Log):
         created = table["created"].combine_chunks().dictionary_encode()  # messages of one append have one time
         times = pc.strftime(created.dictionary, _TIME).take(created.indices)
         if table["meta"].null_count == table.num_rows:
-            head = f'{{"queues":{{"{self.name}":{{"index":'
-            return pc.binary_join_element_wise(head, index, ',"time":"', times, '"}},"tx":', index, "}", "")
+            head = _text(f'{{"queues":{{"{self.name}":{{"index":')
+            return pc.binary_join_element_wise(
+                head, index, _text(',"time":"'), times, _text('"}},"tx":'), index, _text("}"), _text("")
+            )
         columns = (table["index"].to_pylist(), times.to_pylist(), table["meta"].to_pylist())
-        return pa.array([self._provenance(*row) for row in zip(*columns, strict=True)], pa.string())
+        return array_of([self._provenance(*row) for row in zip(*columns, strict=True)], pa.string())
 
     def _entry(self, message: Message) -> Entry:
         meta = json.dumps(message.meta) if message.meta else None
@@ -278,6 +281,10 @@ class Queue(Log):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_queue": None}
+
+
+def _text(value: str) -> pa.Scalar:
+    return scalar_of(value, pa.string())
 
 
 def _validate_texts(option: str, value: Iterable[str] | None) -> frozenset[str] | None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ferryman import limits
@@ -270,6 +271,22 @@ def column_values(column: pa.ChunkedArray) -> list[Any]:
     return found
 
 
+def number_array(numbers: np.ndarray[Any, Any]) -> pa.Array:
+    """Return an array of int64, in which what is negative is missing. ``pa.array`` loads pandas."""
+    there = np.packbits(numbers >= 0, bitorder="little")
+    buffers = [pa.py_buffer(there), pa.py_buffer(np.ascontiguousarray(numbers, np.int64))]
+    return pa.Array.from_buffers(pa.int64(), len(numbers), buffers)
+
+
+def numbers_of(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """Return a column of whole numbers as int64, with -1 for what is missing. ``to_numpy`` loads pandas."""
+    found: np.ndarray[Any, Any] = np.from_dlpack(pc.fill_null(column.cast(pa.int64()), _MISSING).combine_chunks())
+    return found
+
+
+_MISSING: Final = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(np.array([-1], np.int64))])[0]
+
+
 class GroupedRows(ABC):
     """Some columns of a file, read group by group. Each group is read only once if rows are read in order.
 
@@ -313,7 +330,7 @@ class GroupedRows(ABC):
         while at < len(rows):
             group = self._group_of(rows[at])
             stop = int(np.searchsorted(rows, self._starts[group + 1]))
-            yield self._load(group).take(pa.array(rows[at:stop] - self._starts[group]))
+            yield self._load(group).take(number_array(rows[at:stop] - self._starts[group]))
             at = stop
 
     def next_group_start(self, row: int) -> int:

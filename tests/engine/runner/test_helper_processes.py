@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -56,6 +57,46 @@ def test_both_work_at_a_time(beside: HelperProcesses, tmp_path: Path) -> None:
     assert beside.run(task, [0, 1]) == [True, True]
 
 
+def test_who_has_worked_works_again(beside: HelperProcesses) -> None:
+    """It has loaded what tasks need; another would load it again."""
+    assert beside.run(lambda _: os.getpid(), [0]) == beside.run(lambda _: os.getpid(), [0])
+
+
+def test_the_next_run_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its helper processes are forked anew, from where those of the run before were: none has anything of that run. What
+    has failed, and what is at work when the run ends, is killed with the process that it was forked from."""
+    started: list[int] = []
+    start = fork_server.start_process
+
+    def counted(*args: Any) -> Any:
+        started.append(1)
+        return start(*args)
+
+    def state(item: int) -> tuple[int, str | None, bool]:
+        seen, math.seen = getattr(math, "seen", False), True  # type: ignore[attr-defined]
+        return os.getpid() if item else 1 // item, os.environ.get("FERRYMAN_MACHINE_HAS"), seen
+
+    monkeypatch.setattr(fork_server, "start_process", counted)
+    fork_server.end_idle()
+    pids = set()
+    for has in ("ocr", "gpu"):
+        processes = HelperProcesses(1, {**os.environ, "FERRYMAN_MACHINE_HAS": has}, InProcess())
+        [(pid, environment, seen)] = processes.run(state, [1]) or []
+        assert (environment, seen) == (has, False)
+        pids.add(pid)
+        processes.end()
+        wait_until(lambda pid=pid: not is_alive(pid))
+    assert (len(pids), len(started)) == (2, 1)
+    failing = HelperProcesses(1, os.environ, InProcess())
+    assert failing.run(state, [0]) is None
+    failing.end()
+    processes = HelperProcesses(1, os.environ, InProcess())
+    assert processes.run(abs, [-1]) == [1]
+    assert len(started) == 2
+    processes.end()
+    fork_server.end_idle()
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -88,6 +129,7 @@ def test_hashes_are_those_of_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark gives its workers one seed. Otherwise what a step makes of a set would differ from run to run."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     monkeypatch.setattr(fork_server, "start_process", forked_servers.STARTED)  # a seed is chosen at a start
+    fork_server.end_idle()
     program = [sys.executable, "-c", "print(hash('text'))"]
     expected = int(subprocess.check_output(program, env={**os.environ, "PYTHONHASHSEED": "0"}))
     for _ in range(2):

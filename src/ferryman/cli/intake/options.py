@@ -11,7 +11,6 @@ import typer
 
 from ferryman.cli.terminal import print_error, print_line
 from ferryman.errors import FerrymanError, UsageError
-from ferryman.intake.nodes import ACCESS_SIZES, access_path, batch_path, job_path
 
 if TYPE_CHECKING:
     from ferryman.intake import Assembly, Batch, Job, JobQueue
@@ -74,6 +73,7 @@ def find_item(queue: JobQueue, name: str) -> Batch | Job | Assembly:
         UsageError: this is not an id, or there is no such item.
     """
     from ferryman.intake import Assembly
+    from ferryman.intake.nodes import ACCESS_SIZES, access_path
 
     size, _, request = name.rpartition("/")
     if size not in ACCESS_SIZES:
@@ -96,6 +96,7 @@ def load_job(queue: JobQueue, name: str) -> Job:
 
 def _find_batch(queue: JobQueue, name: str) -> Batch:
     from ferryman.intake import Batch
+    from ferryman.intake.nodes import batch_path
 
     _refuse_unknown(queue, batch_path(name), name, f"{name}: there is no such batch")
     return Batch(queue.tree, name)
@@ -103,6 +104,7 @@ def _find_batch(queue: JobQueue, name: str) -> Batch:
 
 def _find_job(queue: JobQueue, name: str) -> Job:
     from ferryman.intake import Job
+    from ferryman.intake.nodes import job_path
 
     if not name.startswith("jid"):
         raise UsageError(f"{name}: give a job (jid…), a batch (bid…), or an access request (small/qid…).")

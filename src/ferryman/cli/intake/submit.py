@@ -14,7 +14,6 @@ from ferryman.cli.intake.options import QueueUrl, open_queue
 from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import print_json, print_line, print_note
 from ferryman.errors import UsageError
-from ferryman.intake.nodes import format_time
 from ferryman.net.urls import split
 
 if TYPE_CHECKING:
@@ -120,6 +119,8 @@ def submit(
     The lines of a manifest that have one local_id become one job, and a line without any one of its own; of an
     object-manifest all lines are one object.
     """
+    from ferryman.intake.nodes import format_time
+
     longest_s = seconds("--wait", wait)
     _refuse_bad_names(collection, local_id, primary_id)
     _refuse_bad_response_url(response_url)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import sqlalchemy as sa
-
 from ferryman.destinations.sql.dialect import Dialect
 
 BACKENDS: Final = ("sqlite", "postgresql", "mysql")
@@ -15,13 +13,13 @@ SEARCHED: Final = ("sqlite", "postgresql")
 """Names of the databases whose tables ``ferryman search`` can search."""
 
 
-def dialect_of(url: sa.URL) -> Dialect:
-    """Return the dialect for a URL of one of ``BACKENDS``; loads only the modules that it needs."""
-    if url.get_backend_name() == "sqlite":
+def dialect_of(backend: str) -> Dialect:
+    """Return the dialect for one of ``BACKENDS``; loads only the modules that it needs."""
+    if backend == "sqlite":
         from ferryman.destinations.sql.sqlite import SQLite
 
         return SQLite()
-    if url.get_backend_name() == "mysql":
+    if backend == "mysql":
         from ferryman.destinations.sql.mysql import MySQL
 
         return MySQL()

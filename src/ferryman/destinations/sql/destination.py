@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
 
-import sqlalchemy as sa
-
 from ferryman.destinations.base import Delivery, DestinationContext, Effect, Facts, Outcome, writer_name
 from ferryman.destinations.queries import Hit, parse_query
 from ferryman.destinations.sql.backends import BACKENDS, dialect_of
@@ -31,6 +29,7 @@ from ferryman.destinations.vectors import (
 from ferryman.document import decode_json
 from ferryman.errors import Misconfigured, PlanError, UsageError
 from ferryman.net import databases
+from ferryman.net.databases import sqlalchemy as sa
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,25 +127,25 @@ class Sql(VectorDestination):
         self.vectors = vector_fields(vectors) if isinstance(vectors, Mapping) else {}
         if findings := [*declaration_findings(vectors), *self._findings(url)]:
             raise PlanError([f"Sql(table={table!r}): {finding}" for finding in findings])
-        self.url = databases.with_password(databases.parse_url(url))
+        self.url = databases.absolute_url(url)
         self._writer: Writer | None = None
 
     def _findings(self, url: str) -> Iterator[str]:
         reserved = set(RESERVED)
         try:
-            parsed = databases.parse_url(url)
+            parsed = None if databases.file_of(url) else databases.parse_url(url)
         except UsageError as e:
             yield str(e)
         else:
-            if parsed.get_backend_name() not in BACKENDS:
-                yield (
-                    f"{parsed.get_backend_name()} is not supported. Use sqlite:///index.db, postgresql://host/db "
-                    "or mysql://host/db"
-                )
+            backend = "sqlite" if parsed is None else parsed.get_backend_name()
+            if backend not in BACKENDS:
+                yield f"{backend} is not supported. Use sqlite:///index.db, postgresql://host/db or mysql://host/db"
             else:
-                dialect = dialect_of(parsed)
+                dialect = dialect_of(backend)
                 reserved |= set(dialect.reserved)
-                yield from dialect.argument_findings(parsed, self.table, self.full_text, self.columns)
+                if parsed is not None:
+                    yield from dialect.url_findings(parsed)
+                yield from dialect.argument_findings(self.table, self.full_text, self.columns)
                 yield from dialect.vector_findings(self.vectors, self.table)
         if self.mode not in get_args(Mode):
             yield f"mode={self.mode!r}: use 'upsert' or 'append'"
@@ -191,14 +190,15 @@ class Sql(VectorDestination):
 
     @property
     def _dialect(self) -> Dialect:
-        return dialect_of(self._url)
+        return dialect_of(databases.backend_of(self.url))
 
     @property
     def _layout(self) -> Layout:
         return Layout(self.table, self.mode, self.columns, self._dialect.column_types, self.vectors)
 
     def target(self) -> str:
-        return f"{self._dialect.place(self._url)}#{self.table}"
+        place = self.url if databases.file_of(self.url) else self._dialect.place(self._url)
+        return f"{place}#{self.table}"
 
     def known_fields(self) -> dict[str, str]:
         types = {name: kind for name, kind, _ in STANDARD}
@@ -206,9 +206,10 @@ class Sql(VectorDestination):
 
     def local_paths(self) -> tuple[str, ...]:
         """Return the folder of SQLite's file."""
-        if self._url.get_backend_name() != "sqlite" or not self._url.database:
+        if databases.backend_of(self.url) != "sqlite":
             return ()
-        return (os.path.dirname(self._url.database),)
+        path = databases.file_of(self.url) or self._url.database
+        return (os.path.dirname(path),) if path else ()
 
     def check(self) -> None:
         """Make database (SQLite), tables and index, if they are not there; any number of drivers may do so at once.
@@ -223,51 +224,34 @@ class Sql(VectorDestination):
 
     def durability_risk(self) -> str:
         with self._dialect.translated_errors(self.target()):
-            engine = self._dialect.open_reader(self._url)
-            try:
-                with engine.connect() as connection:
-                    return self._dialect.durability_risk(connection)
-            finally:
-                engine.dispose()
+            return str(self._dialect.ask(self.url, self._dialect.durability_risk))
 
     def identity(self) -> str | None:
         """Return the identity that the table got when it was made, or first used."""
         with self._dialect.translated_errors(self.target()):
             try:
-                engine = self._dialect.open_reader(self._url)
+                return self._dialect.identity(self.url, self._layout)
             except UsageError:
                 return ""  # there is no such file
-            try:
-                with engine.connect() as connection:
-                    return self._layout.identity(connection)
-            finally:
-                engine.dispose()
 
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of rows and tombstones."""
         layout = self._layout
         tables = [layout.documents] if layout.appends else [layout.documents, layout.tombstones]
+
+        def ask(connection: sa.Connection) -> list[int | None]:
+            return [connection.scalar(sa.select(sa.func.max(t.c.sequence))) for t in tables]
+
         with self._dialect.translated_errors(self.target()):
-            engine = self._dialect.open_reader(self._url)
-            try:
-                with engine.connect() as connection:
-                    highest = [connection.scalar(sa.select(sa.func.max(t.c.sequence))) for t in tables]
-            finally:
-                engine.dispose()
-        return max((n for n in highest if n is not None), default=None)
+            return max((n for n in self._dialect.ask(self.url, ask) if n is not None), default=None)
 
     def highest_of(self, context: DestinationContext) -> int | None:
         """Return the highest sequence of the state's deliveries, by the table ``ferryman_writers``."""
         with self._dialect.translated_errors(self.target()):
             try:
-                engine = self._dialect.open_reader(self._url)
+                return self._dialect.highest_of(self.url, self._layout, writer_name(context))
             except UsageError:
                 return None  # there is no such file
-            try:
-                with engine.connect() as connection:
-                    return self._layout.highest_of(connection, writer_name(context))
-            finally:
-                engine.dispose()
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
         """Yield the rows, see ``Destination.inventory``.
@@ -277,7 +261,7 @@ class Sql(VectorDestination):
             Misconfigured: the table lacks a column.
         """
         with self._dialect.translated_errors(self.target()):
-            yield from self._dialect.inventory(self._url, self._layout, ids)
+            yield from self._dialect.inventory(self.url, self._layout, ids)
 
     def lookup(self, id: str) -> Hit | None:
         """Return the row of this id, of several the newest, see ``Destination.lookup``.
@@ -307,6 +291,8 @@ class Sql(VectorDestination):
 
     def maintain(self) -> list[str]:
         """Build indexes over vectors, if they are not there and there are rows."""
+        if not self.vectors:
+            return []
         with self._dialect.translated_errors(self.target()):
             return self._dialect.maintain(self._url, self._layout, self.target())
 

@@ -2,7 +2,7 @@
 
 The methods of a dialect are called in this order:
 
-    mistakes(…)            when the plan is built: what is wrong with the arguments; no I/O
+    …_findings(…)          when the plan is built: what is wrong with the arguments; no I/O
     prepare(…)             driver, ``check``: database, tables and index are there, or are made now
     writer(…)              worker, ``open``: a connection
     Writer.write(chunk)    worker: one transaction per chunk, whatever it takes to repeat it
@@ -17,11 +17,10 @@ Errors of the database are raised as they are; ``explain`` converts them. A dial
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.destinations.queries import Hit, Query
@@ -29,6 +28,7 @@ from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.destinations.stored import Stored
 from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError
+from ferryman.net.databases import sqlalchemy as sa
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,9 +61,11 @@ class Dialect(ABC):
     column_types: ClassVar[ColumnTypes]
 
     @abstractmethod
-    def argument_findings(
-        self, url: sa.URL, table: str, full_text: tuple[str, ...], columns: Collection[str]
-    ) -> Iterator[str]:
+    def url_findings(self, url: sa.URL) -> Iterator[str]:
+        """Yield a text for each mistake in a URL, with the remedy."""
+
+    @abstractmethod
+    def argument_findings(self, table: str, full_text: tuple[str, ...], columns: Collection[str]) -> Iterator[str]:
         """Yield a text for each mistake in these arguments, with the remedy.
 
         ``full_text`` (``columns`` in ``prepare``): columns to search; ``columns``: those that fields are copied to.
@@ -88,7 +90,7 @@ class Dialect(ABC):
         under this name, see ``Layout.writers``."""
 
     @abstractmethod
-    def inventory(self, url: sa.URL, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
+    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
         """Yield the rows of a table, or those with these ids; none if there is no such table."""
 
     @abstractmethod
@@ -102,6 +104,36 @@ class Dialect(ABC):
         Raises:
             UsageError: there is no such database, as far as that can be told without connecting.
         """
+
+    def identity(self, url: str, layout: Layout) -> str:
+        """Return the identity of the table; "" if there is no such table, or it has none yet.
+
+        Raises:
+            UsageError: see ``open_reader``.
+        """
+        return str(self.ask(url, layout.identity))
+
+    def highest_of(self, url: str, layout: Layout, writer: str) -> int | None:
+        """Return the highest sequence that a writer has written to the table; None: it has written nothing.
+
+        Raises:
+            UsageError: see ``open_reader``.
+        """
+        highest: int | None = self.ask(url, partial(layout.highest_of, writer=writer))
+        return highest
+
+    def ask(self, url: str, question: Callable[[sa.Connection], Any]) -> Any:
+        """Return what a function finds out by a connection that cannot change anything.
+
+        Raises:
+            UsageError: see ``open_reader``.
+        """
+        engine = self.open_reader(sa.make_url(url))
+        try:
+            with engine.connect() as connection:
+                return question(connection)
+        finally:
+            engine.dispose()
 
     def is_indexed(self, connection: sa.Connection, table: str) -> bool:
         """Return whether this table has a full-text index."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery
 from ferryman.destinations.stored import Stored, canonical_fields, canonical_json, content_hash, is_same_value
@@ -15,6 +15,7 @@ from ferryman.destinations.vectors import VectorField, check_remembered, read_ve
 from ferryman.document import encode_fields
 from ferryman.errors import Misconfigured, UsageError
 from ferryman.net import databases
+from ferryman.net.databases import sqlalchemy as sa
 
 Mode = Literal["upsert", "append"]
 
@@ -48,8 +49,17 @@ CONTENT_HASH: Final = "content_hash"
 made before it get it with the next run."""
 
 
+_MakeType = Callable[[], "sa.types.TypeEngine[Any]"]
+
+
+def text_type() -> sa.Text:
+    """Return the type of text of any length, of most databases."""
+    return sa.Text()
+
+
 class ColumnTypes(NamedTuple):
-    """Types of a database's columns, as its dialect has them.
+    """Types of a database's columns, as its dialect has them: functions that make them, since only who writes needs
+    them.
 
     Attributes:
         field: of columns that fields are copied to.
@@ -63,14 +73,14 @@ class ColumnTypes(NamedTuple):
         name: of names of tables and writers, which are keys of Ferryman's own tables.
     """
 
-    field: sa.types.TypeEngine[Any]
-    key: sa.types.TypeEngine[Any]
-    json: sa.types.TypeEngine[Any]
+    field: _MakeType
+    key: _MakeType
+    json: _MakeType
     keeps_text: bool
     vector: Callable[[VectorField], sa.types.TypeEngine[Any]] | None = None
     vector_text: Callable[[bytes], str] = bytes.hex
-    text: sa.types.TypeEngine[Any] = sa.Text()
-    name: sa.types.TypeEngine[Any] = sa.Text()
+    text: _MakeType = text_type
+    name: _MakeType = text_type
 
 
 _ON_MYSQL: Final[dict[str, Any]] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
@@ -112,48 +122,61 @@ class Layout:
         self._keeps_text = types.keeps_text
         self.field_columns = tuple(columns)
         self._extra = tuple(columns.values())
-        schema, _, name = table.rpartition(".")
         self.table = table
-        metadata = sa.MetaData(schema=schema or None)
-        standard: dict[_Kind, sa.types.TypeEngine[Any]] = {
+        self._schema, _, self._name = table.rpartition(".")
+        self._types = types
+        own = ("operation",) if self.appends else ()
+        self.names = (*(n for n, _, _ in STANDARD), *own, *columns, *self.vector_columns)
+
+    @cached_property
+    def documents(self) -> sa.Table:
+        """Table with a row an id, or a row per delivery."""
+        types = self._types
+        standard: dict[_Kind, _MakeType] = {
             "key": types.key,
             "text": types.text,
-            "number": sa.BigInteger(),
+            "number": sa.BigInteger,
             "json": types.json,
         }
-        self.documents = sa.Table(
-            name,
-            metadata,
-            *(sa.Column(n, standard[kind], nullable=null, primary_key=n == self.key) for n, kind, null in STANDARD),
-            *((sa.Column("operation", types.text, nullable=False),) if self.appends else ()),
-            *(sa.Column(name, types.field) for name in columns),
+        return self._table(
+            self._name,
+            *(sa.Column(n, standard[kind](), nullable=null, primary_key=n == self.key) for n, kind, null in STANDARD),
+            *((sa.Column("operation", types.text(), nullable=False),) if self.appends else ()),
+            *(sa.Column(name, types.field()) for name in self.field_columns),
             *(sa.Column(name, types.vector(self.vectors[name])) for name in self.vector_columns if types.vector),
-            **_ON_MYSQL,
         )
-        self.tombstones = sa.Table(
-            name + TOMBSTONES,
-            metadata,
-            sa.Column("id", types.key, primary_key=True, nullable=False),
+
+    @cached_property
+    def tombstones(self) -> sa.Table:
+        """Table of ids that were deleted."""
+        return self._table(
+            self._name + TOMBSTONES,
+            sa.Column("id", self._types.key(), primary_key=True, nullable=False),
             sa.Column("sequence", sa.BigInteger(), nullable=False),
-            sa.Column("delivery_hash", types.text, nullable=False),
-            **_ON_MYSQL,
+            sa.Column("delivery_hash", self._types.text(), nullable=False),
         )
-        self.identities = sa.Table(
+
+    @cached_property
+    def identities(self) -> sa.Table:
+        """Table of the identities of tables."""
+        return self._table(
             IDENTITIES,
-            metadata,
-            sa.Column("name", types.name, primary_key=True, nullable=False),
-            sa.Column("id", types.text, nullable=False),
-            **_ON_MYSQL,
+            sa.Column("name", self._types.name(), primary_key=True, nullable=False),
+            sa.Column("id", self._types.text(), nullable=False),
         )
-        self.writers = sa.Table(
+
+    @cached_property
+    def writers(self) -> sa.Table:
+        """Table of the highest sequences that were written."""
+        return self._table(
             WRITERS,
-            metadata,
-            sa.Column("name", types.name, primary_key=True, nullable=False),
-            sa.Column("writer", types.name, primary_key=True, nullable=False),
+            sa.Column("name", self._types.name(), primary_key=True, nullable=False),
+            sa.Column("writer", self._types.name(), primary_key=True, nullable=False),
             sa.Column("sequence", sa.BigInteger(), nullable=False),
-            **_ON_MYSQL,
         )
-        self.names = tuple(column.name for column in self.documents.columns)
+
+    def _table(self, name: str, *columns: sa.Column[Any]) -> sa.Table:
+        return sa.Table(name, sa.MetaData(schema=self._schema or None), *columns, **_ON_MYSQL)
 
     def create(self, connection: sa.Connection, where: str) -> bool:
         """Create the tables that do not exist; return whether the one for documents is new.

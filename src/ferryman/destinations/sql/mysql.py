@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -321,6 +322,8 @@ WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s
 
 _LOCK_NAME_BYTES: Final = 16
 
+_long_text: Final = partial(mysql.LONGTEXT, charset="utf8mb4")
+
 
 class MySQL(Dialect):
     """Dialect of MySQL and MariaDB: any number of writers, no index for full text or vectors."""
@@ -328,21 +331,21 @@ class MySQL(Dialect):
     single_writer = False
     reserved = ()
     column_types = ColumnTypes(
-        field=mysql.LONGTEXT(charset="utf8mb4"),
-        key=KeyText(ID_BYTES),
-        json=mysql.LONGTEXT(charset="utf8mb4"),
+        field=_long_text,
+        key=lambda: KeyText(ID_BYTES),
+        json=_long_text,
         keeps_text=True,
-        text=mysql.LONGTEXT(charset="utf8mb4"),
-        name=KeyText(1024),
+        text=_long_text,
+        name=lambda: KeyText(1024),
     )
 
-    def argument_findings(
-        self, url: sa.URL, table: str, full_text: tuple[str, ...], columns: Collection[str]
-    ) -> Iterator[str]:
+    def url_findings(self, url: sa.URL) -> Iterator[str]:
         if url.drivername != databases.MYSQL_DRIVER:
             yield f"{url.drivername} is not supported: write mysql:// or mariadb://, which use PyMySQL"
         if not url.database:
             yield "the url names no database: write mysql://user@host/database"
+
+    def argument_findings(self, table: str, full_text: tuple[str, ...], columns: Collection[str]) -> Iterator[str]:
         if "." in table and (table.count(".") > 1 or not all(table.split("."))):
             yield "give the table as table or as database.table"
         if len(table.rpartition(".")[2] + TOMBSTONES) > NAME_CHARACTERS:
@@ -392,8 +395,8 @@ class MySQL(Dialect):
         name = "innodb_flush_log_at_trx_commit"
         return f"{name} is {flush}: a crash of its machine loses the last commits. SET GLOBAL {name} = 1"
 
-    def inventory(self, url: sa.URL, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
-        connection = connect(url, read_only=True)
+    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
+        connection = connect(sa.make_url(url), read_only=True)
         try:
             with connection.cursor() as cursor:
                 cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")

@@ -433,20 +433,20 @@ class PostgreSQL(Dialect):
 
     single_writer = False
     column_types = ColumnTypes(
-        field=sa.Text(),
-        key=sa.Text(collation="C"),
-        json=JSONB(),
+        field=sa.Text,
+        key=lambda: sa.Text(collation="C"),
+        json=JSONB,
         keeps_text=False,
         vector=pgvector.VectorColumn,
         vector_text=pgvector.number_text,
     )
     reserved = (COLUMN,)
 
-    def argument_findings(
-        self, url: sa.URL, table: str, full_text: tuple[str, ...], columns: Collection[str]
-    ) -> Iterator[str]:
+    def url_findings(self, url: sa.URL) -> Iterator[str]:
         if url.drivername != databases.POSTGRESQL_DRIVER:
             yield f"{url.drivername} is not supported: write postgresql://, which uses psycopg 3"
+
+    def argument_findings(self, table: str, full_text: tuple[str, ...], columns: Collection[str]) -> Iterator[str]:
         if "." in table and (table.count(".") > 1 or not all(table.split("."))):
             yield "give the table as table or as schema.table"
         if _bytes(table.rpartition(".")[2] + TOMBSTONES) > NAME_BYTES or _bytes(table.partition(".")[0]) > NAME_BYTES:
@@ -488,9 +488,13 @@ class PostgreSQL(Dialect):
     def writer(self, url: sa.URL, layout: Layout, name: str) -> PostgresWriter:
         return PostgresWriter(url, layout, name)
 
-    def inventory(self, url: sa.URL, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
+    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
         table = quoted_table(layout.table)
-        with connect(url) as connection, connection.transaction(), connection.cursor("ferryman_inventory") as cursor:
+        with (
+            connect(sa.make_url(url)) as connection,
+            connection.transaction(),
+            connection.cursor("ferryman_inventory") as cursor,
+        ):
             connection.execute("SET TRANSACTION READ ONLY")
             declared = connection.execute(_COLUMNS_OF_TABLE, [table]).fetchall()
             if not declared:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
-import sqlalchemy as sa
-
 from ferryman.destinations.queries import Hit, parse_query
 from ferryman.destinations.sql.backends import SEARCHED, dialect_of
 from ferryman.errors import DeliveryError, UsageError
 from ferryman.net import databases
+from ferryman.net.databases import sqlalchemy as sa
 
 __all__ = ["Hit", "search"]
 
@@ -31,7 +30,7 @@ def search(
         UsageError: there is no such file, no such table, it has no full-text index, or the server does not answer.
     """
     url = _url(index)
-    dialect = dialect_of(url)
+    dialect = dialect_of(url.get_backend_name())
     place = index if "://" not in index else url.render_as_string()
     query = parse_query(text)
     try:
@@ -53,7 +52,7 @@ def place_of(index: str) -> str:
         UsageError: it is not a database that ``Sql`` writes to.
     """
     url = _url(index)
-    return dialect_of(url).place(url)
+    return dialect_of(url.get_backend_name()).place(url)
 
 
 def _url(index: str) -> sa.URL:

@@ -6,30 +6,27 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
-
-import sqlalchemy as sa
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.types import UserDefinedType
 
 from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
 from ferryman.destinations.queries import SNIPPET_WORDS, Hit, Query, Term
 from ferryman.destinations.sql import dialect, sqlite_vectors
 from ferryman.destinations.sql.dialect import Dialect, index_mismatch
-from ferryman.destinations.sql.layout import ColumnTypes, Layout
+from ferryman.destinations.sql.layout import IDENTITIES, WRITERS, ColumnTypes, Layout, text_type
 from ferryman.destinations.stored import Stored, slices
 from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable, UsageError
 from ferryman.limits import KIB, MIB
 from ferryman.net import databases
+from ferryman.net.databases import sqlalchemy as sa
 from ferryman.net.faults import database_fault
 
 if TYPE_CHECKING:
     import numpy as np
+    from sqlalchemy.dialects.sqlite import Insert
 
 
 class _NotNew(Exception):
@@ -301,27 +298,34 @@ _FTS_WORDS: Final = ("rank", "rowid")
 """Column names that FTS5 uses itself."""
 
 
-class _Untyped(UserDefinedType[Any]):
-    """A column without type, which SQLite allows: it keeps numbers as numbers and text as text."""
+def _untyped() -> sa.types.TypeEngine[Any]:
+    class Untyped(sa.types.UserDefinedType[Any]):
+        """A column without type, which SQLite allows: it keeps numbers as numbers and text as text."""
 
-    cache_ok = True
+        cache_ok = True
 
-    def get_col_spec(self, **_: Any) -> str:
-        return ""
+        def get_col_spec(self, **_: Any) -> str:
+            return ""
+
+    return Untyped()
+
+
+def _json_type() -> sa.JSON:
+    return sa.JSON()
 
 
 class SQLite(Dialect):
     """Dialect of SQLite: a file, one writer at a time, FTS5 for full text."""
 
     single_writer = True
-    column_types = ColumnTypes(field=_Untyped(), key=sa.Text(), json=sa.JSON(), keeps_text=True)
+    column_types = ColumnTypes(field=_untyped, key=text_type, json=_json_type, keeps_text=True)
     reserved = (ROW,)
 
-    def argument_findings(
-        self, url: sa.URL, table: str, full_text: tuple[str, ...], columns: Collection[str]
-    ) -> Iterator[str]:
+    def url_findings(self, url: sa.URL) -> Iterator[str]:
         if databases.is_in_memory(url):
             yield f"{url}: a database in memory is private to one process. Give a file: sqlite:///index.db"
+
+    def argument_findings(self, table: str, full_text: tuple[str, ...], columns: Collection[str]) -> Iterator[str]:
         if table.lower().startswith("sqlite_"):
             yield "SQLite keeps names with sqlite_ for itself: give the table another one"
         if "." in table:
@@ -351,28 +355,62 @@ class SQLite(Dialect):
     def writer(self, url: sa.URL, layout: Layout, name: str) -> SqliteWriter:
         return SqliteWriter(url, layout, name)
 
-    def inventory(self, url: sa.URL, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
-        if not os.path.isfile(str(url.database)):
+    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
+        if not os.path.isfile(str(databases.file_of(url) or sa.make_url(url).database)):
             return
-        with reader(url).connect() as connection:
-            connection.exec_driver_sql("BEGIN")  # a second reading of the rows finds what the first one found
-            declared = connection.exec_driver_sql(f"PRAGMA table_info({quoted(layout.table)})").fetchall()
+        with self._reading(url) as database:
+            database.execute("BEGIN")  # a second reading of the rows finds what the first one found
+            declared = database.execute(f"PRAGMA table_info({quoted(layout.table)})").fetchall()
             if not declared:
                 return
             types = {column[1].lower(): column[2].upper() for column in declared}
             there = layout.columns_to_read(types)
             names = ", ".join(f"d.{quoted(name)}" if name in there else "NULL" for name in layout.names)
-            vectors = [n for n in sqlite_vectors.columns_of(connection, layout.table) if n in layout.vectors]
+            vectors = [n for n in sqlite_vectors.columns_of(database.execute, layout.table) if n in layout.vectors]
             more = "".join(f", v.{quoted(name)}" for name in vectors)
             query = f"SELECT {names}{more} FROM {quoted(layout.table)} AS d"
             if vectors:
                 query += f" LEFT JOIN {quoted(layout.table + sqlite_vectors.VECTORS)} AS v ON v.id = d.id"
             keep_text = [types[name.lower()] in ("", "TEXT") for name in layout.field_columns]
-            database: Any = connection.connection.driver_connection
             for some in ((),) if ids is None else slices(ids, IDS_PER_STATEMENT):
                 where = f" WHERE d.id IN ({', '.join('?' * len(some))})" if some else ""
                 for rows in _pages(database, query + where, tuple(some)):
                     yield from layout.stored_rows(rows, keep_text, vectors)
+
+    def identity(self, url: str, layout: Layout) -> str:
+        query = f"SELECT id FROM {IDENTITIES} WHERE name = ? AND EXISTS (SELECT * FROM pragma_table_info(?))"
+        return self._first(url, IDENTITIES, query, layout.table, layout.table) or ""
+
+    def highest_of(self, url: str, layout: Layout, writer: str) -> int | None:
+        query = f"SELECT sequence FROM {WRITERS} WHERE name = ? AND writer = ?"
+        highest: int | None = self._first(url, WRITERS, query, layout.table, writer)
+        return highest
+
+    def _first(self, url: str, table: str, query: str, *values: str) -> Any:
+        """Return the value that a query of a table finds; None: there is none, or no such table."""
+        with self._reading(url) as database:
+            if not database.execute(f"PRAGMA table_info({table})").fetchall():
+                return None
+            row = database.execute(query, values).fetchone()
+            return None if row is None else row[0]
+
+    @contextmanager
+    def _reading(self, url: str) -> Iterator[sqlite3.Connection]:
+        """Open the database to read it, without SQLAlchemy if that is not needed to understand its URL.
+
+        Raises:
+            UsageError: see ``open_reader``.
+        """
+        path = databases.file_of(url)
+        if path is not None and os.path.isfile(path) and not os.statvfs(path).f_flag & os.ST_RDONLY:
+            with closing(sqlite3.connect(path, BUSY_TIMEOUT_S, check_same_thread=False)) as database:
+                database.execute("PRAGMA query_only = ON")
+                yield database
+            return
+        with self.open_reader(sa.make_url(url)).connect() as connection:
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            yield driver
 
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
         return explain(error, where)
@@ -600,7 +638,7 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
     """Convert an error to that of the delivery, or of the whole database; None if it is not SQLite's."""
     if isinstance(error, DeliveryError):
         return error
-    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
     if isinstance(cause, UnicodeEncodeError):
         return PermanentError(
             f"{where}: a lone surrogate at character {cause.start} is not text. Replace it in a step."
@@ -641,7 +679,7 @@ class Statements:
         if numbered:
             documents = documents.to_metadata(sa.MetaData())
             documents.append_column(sa.Column(ROW, sa.Integer()))
-        insert = sqlite.insert(documents).on_conflict_do_nothing(index_elements=[layout.key])
+        insert = _insert(documents).on_conflict_do_nothing(index_elements=[layout.key])
         self.insert = _compile(insert)
         self.upsert = _compile(_upsert(documents, [name for name in layout.names if name != layout.key]))
         self.put_tombstones = _compile(_upsert(layout.tombstones, ["sequence", "delivery_hash"]))
@@ -656,14 +694,22 @@ class Statements:
         return ((*row, number) for number, row in enumerate(rows, first)) if self._numbered else rows
 
 
-def _upsert(table: sa.Table, replaced: list[str]) -> sqlite.Insert:
-    insert = sqlite.insert(table)
+def _insert(table: sa.Table) -> Insert:
+    from sqlalchemy.dialects.sqlite import insert
+
+    return insert(table)
+
+
+def _upsert(table: sa.Table, replaced: list[str]) -> Insert:
+    insert = _insert(table)
     changes: dict[str, Any] = {name: insert.excluded[name] for name in replaced}
     if ROW in table.columns:  # a row keeps its number
         changes[ROW] = sa.func.coalesce(table.c[ROW], insert.excluded[ROW])
     return insert.on_conflict_do_update(index_elements=[column.name for column in table.primary_key], set_=changes)
 
 
-def _compile(statement: sqlite.Insert) -> str:
+def _compile(statement: Insert) -> str:
     """Return SQL with a ``?`` for each column, in their order, as the driver's ``executemany`` needs it."""
+    from sqlalchemy.dialects import sqlite
+
     return str(statement.compile(dialect=sqlite.dialect(paramstyle="qmark")))

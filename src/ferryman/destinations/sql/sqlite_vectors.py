@@ -12,12 +12,10 @@ import ctypes
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
-
-import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery
 from ferryman.destinations.queries import Hit
@@ -25,6 +23,7 @@ from ferryman.destinations.sql.layout import Layout, made_without_vectors
 from ferryman.destinations.stored import slices
 from ferryman.destinations.vectors import Filter, Scalar, VectorField, hit_of
 from ferryman.errors import Misconfigured
+from ferryman.net.databases import sqlalchemy as sa
 
 VECTORS: Final = "_vectors"
 """Suffix of the table."""
@@ -64,7 +63,7 @@ class VectorTable:
     @classmethod
     def of(cls, connection: sa.Connection, layout: Layout) -> VectorTable | None:
         """Return the table of vectors beside the layout's; None if there is none."""
-        columns = columns_of(connection, layout.table)
+        columns = columns_of(connection.exec_driver_sql, layout.table)
         return cls(layout, columns) if columns else None
 
     def insert(self, connection: sa.Connection, deliveries: Iterable[Delivery]) -> None:
@@ -88,9 +87,13 @@ class VectorTable:
             connection.execute(statement, {"ids": some})
 
 
-def columns_of(connection: sa.Connection, table: str) -> list[str]:
-    """Return the fields whose vectors are stored beside a table; []: none."""
-    return [row[1] for row in connection.exec_driver_sql(f"PRAGMA table_info({_quoted(table + VECTORS)})")][1:]
+def columns_of(execute: Callable[[str], Iterable[Any]], table: str) -> list[str]:
+    """Return the fields whose vectors are stored beside a table; []: none.
+
+    Args:
+        execute: runs a statement, and returns the rows.
+    """
+    return [row[1] for row in execute(f"PRAGMA table_info({_quoted(table + VECTORS)})")][1:]
 
 
 def prepare(connection: sa.Connection, layout: Layout, is_new: bool, where: str) -> None:
@@ -106,7 +109,7 @@ def prepare(connection: sa.Connection, layout: Layout, is_new: bool, where: str)
             f"CREATE TABLE {_quoted(layout.table + VECTORS)} (id TEXT NOT NULL PRIMARY KEY, {columns})"
         )
         return
-    there = columns_of(connection, layout.table)
+    there = columns_of(connection.exec_driver_sql, layout.table)
     if missing := [name for name in layout.vectors if name not in there]:
         raise made_without_vectors(where, missing)
 

@@ -51,6 +51,7 @@ from ferryman.net.faults import is_connection_error
 from ferryman.observe import Chunk
 from ferryman.plan import DestinationNode, Plan, Policy, errors_node, logs_of_versions
 from ferryman.records.rows import (
+    DELETE,
     OUTBOX_CONTENT,
     OUTBOX_FILE,
     OUTBOX_SMALL,
@@ -66,7 +67,7 @@ from ferryman.records.rows import (
 from ferryman.state.journal import Journal
 from ferryman.state.state import SenderIdentity, sender_of
 from ferryman.storage.files import fsync_folder, local_copy, path_of
-from ferryman.storage.parquet import RowGroups, column_values, read_part, write_part
+from ferryman.storage.parquet import RowGroups, column_values, number_array, numbers_of, read_part, write_part
 from ferryman.storage.processes import Process
 
 _T = TypeVar("_T")
@@ -119,7 +120,7 @@ class FileDelivery:
         path = local_copy(turn.root / "outbox" / file.path)
         table = read_part(path, OUTBOX_SMALL)
         self.row_positions, self.table = self._select_eligible(table)
-        self.row_numbers: np.ndarray[Any, Any] = self.table["row"].to_numpy()
+        self.row_numbers = numbers_of(self.table["row"])
         self.contents = RowGroups(str(path), OUTBOX_CONTENT, verified=True)
         self.content = pa.table({})
         self.content_start = 0
@@ -162,21 +163,20 @@ class FileDelivery:
         positions in the file, and the table of these rows."""
         now_us = self.turn.now_us
         latest = latest_us(now_us, self.policy.longest_backoff_s)
-        due = pc.or_(pc.less_equal(table["due"], now_us), pc.greater(table["due"], latest))
-        mask = pc.fill_null(due, False)
+        due, rows = numbers_of(table["due"]), numbers_of(table["row"])
+        mask = (due >= 0) & ((due <= now_us) | (due > latest))
         if (order := self.file.order) is not None:
-            first, held = (pc.is_in(table["row"], value_set=pa.array(rows, table["row"].type)) for rows in order)
-            mask = pc.and_not(pc.or_(mask, first), held)
-        mask = np.asarray(mask)
+            first, held = (np.isin(rows, some) for some in order)
+            mask = (mask | first) & ~held
         last = np.array([n - self.file.key for n in self.turn.doubt.last], dtype=np.int64)
-        sent_last = np.isin(table["row"].to_numpy(), last) & mask
-        self.rows_sent_last: np.ndarray[Any, Any] = np.sort(table["row"].to_numpy()[sent_last])
+        sent_last = np.isin(rows, last) & mask
+        self.rows_sent_last: np.ndarray[Any, Any] = np.sort(rows[sent_last])
         due_now = sent_last if self.alone else mask & ~sent_last
         self.keys = KeyOrder(self.turn.held_keys, table, due_now, self.turn.versions)
-        rows = table if self.policy.stale == "hold" else table.slice(0, 0)
-        self.families = FamilyOrder(self.turn.undelivered, rows, mask, self.keys.eligible, self.file.elsewhere)
+        held_rows = table if self.policy.stale == "hold" else table.slice(0, 0)
+        self.families = FamilyOrder(self.turn.undelivered, held_rows, mask, self.keys.eligible, self.file.elsewhere)
         places = np.flatnonzero(self.keys.eligible)
-        return places, table if len(places) == table.num_rows else table.take(pa.array(places)).combine_chunks()
+        return places, table if len(places) == table.num_rows else table.take(number_array(places)).combine_chunks()
 
     def _find_done_ranges(self) -> set[RowSpan]:
         """Return the ranges that an earlier attempt of this task has finished."""
@@ -604,11 +604,11 @@ class FileDelivery:
 
     def _count_deletes(self, start: int, end: int, results: list[RowResult]) -> int:
         """Return the number of deletes that took effect."""
-        deletes = pc.equal(self.table["operation"].slice(start, end - start), "delete")
+        deletes = pc.equal(self.table["operation"].slice(start, end - start), DELETE)
         if not pc.any(deletes).as_py():
             return 0
         stay = {n.row for n in results if n.status != Status.INDEXED}
-        rows = self.row_numbers[start:end][np.asarray(deletes)]
+        rows = self.row_numbers[start:end][np.asarray(deletes.to_pylist())]
         return sum(row not in stay for row in rows.tolist())
 
     def _eligible_rows(self, rows: RowSpan, start: int, end: int, left_out: Sequence[int] = ()) -> list[int] | None:
@@ -677,7 +677,7 @@ _NO_CONTENT: Final = pa.table({name: pa.nulls(1, OUTBOX_FILE.field(name).type) f
 
 def _sizes(content: pa.Table) -> np.ndarray[Any, Any]:
     """Return the bytes of each row."""
-    columns = [pc.fill_null(pc.binary_length(content[name]), 0).to_numpy() for name in OUTBOX_CONTENT]
+    columns = [np.maximum(numbers_of(pc.binary_length(content[name])), 0) for name in OUTBOX_CONTENT]
     return np.asarray(sum(columns), dtype=np.int64)
 
 

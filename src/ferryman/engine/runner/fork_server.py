@@ -6,9 +6,11 @@ copies the locks that other threads hold, and nobody would release them in the c
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -158,36 +160,51 @@ def fork_server() -> ForkServer:
         return server
 
 
-_ahead: Final[list[ForkServer]] = []
-"""The fork server that was started ahead of its first use, if there is one."""
+_idle: Final[dict[int, list[ForkServer]]] = {}
+"""Fork servers without children that the next ``take_server`` returns, by process id."""
 
 
 def start_ahead() -> None:
     """Start a fork server that ``take_server`` will return: it loads its modules while this process loads its own."""
-    if not _ahead:
+    if not _idle.get(os.getpid()):
         with contextlib.suppress(OSError):  # who needs one reports it
-            _ahead.append(ForkServer())
+            give_back(ForkServer())
 
 
 def take_server(environment: Mapping[str, str]) -> ForkServer:
-    """Return a fork server of the caller's own, with this environment for its children: the one that was started ahead,
-    or a new one.
+    """Return a fork server of the caller's own, with this environment for its children: one that nobody uses, or a new
+    one.
 
     Raises:
         OSError: none can be started.
     """
-    while _ahead:
-        server = _ahead.pop()
-        if server.alive:
-            server.set_environment(environment)
-            return server
+    idle = _idle.get(os.getpid(), [])
+    with contextlib.suppress(IndexError):  # another thread may be faster
+        while True:
+            server = idle.pop()
+            if server.alive:
+                server.set_environment(environment)
+                return server
     return ForkServer(environment)
 
 
-def end_ahead() -> None:
-    """End the fork server that was started ahead, if nobody has taken it."""
-    while _ahead:
-        _ahead.pop().end()
+def give_back(server: ForkServer) -> None:
+    """Keep a fork server, all of whose children have ended, for the next who takes one."""
+    idle = _idle.setdefault(os.getpid(), [])
+    if idle:
+        server.end()
+    else:
+        idle.append(server)
+
+
+def end_idle() -> None:
+    """End the fork server that nobody uses."""
+    idle = _idle.get(os.getpid(), [])
+    while idle:
+        idle.pop().end()
+
+
+atexit.register(end_idle)
 
 
 def _import_path() -> list[str]:
@@ -215,11 +232,12 @@ def main(descriptor: int, modules: Iterable[str]) -> None:  # pragma: no cover -
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it may be ignored, as inherited from a worker
     for module in modules:
         importlib.import_module(module)
+    gc.freeze()  # what modules have made is not garbage: no child has to look through it
     with socket.socket(fileno=descriptor) as connection:
         while True:
             request, descriptors, _, _ = socket.recv_fds(connection, _REQUEST.size, 3)
             if len(request) < _REQUEST.size:
-                return
+                os._exit(0)  # nothing is to be ended in order, and some modules complain of what others have
             command, pid = _REQUEST.unpack(request)
             if command == _FORK:
                 answer = _fork(connection, descriptors)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import Any, Final
 
 from ferryman.engine.runner.base import Answer, Item, Runner, call_now, set_outcome
 from ferryman.engine.runner.child import Child
-from ferryman.engine.runner.fork_server import ForkServer, take_server
+from ferryman.engine.runner.fork_server import ForkServer, give_back, take_server
 from ferryman.engine.runner.worker import tune_process
 from ferryman.errors import WorkerDied
 
@@ -34,7 +34,8 @@ class HelperProcesses(Runner):
         self._environment = environment
         self._fallback = fallback
         self._server: ForkServer | None = None
-        self._free = SimpleQueue[Child]()
+        self._free = LifoQueue[Child]()
+        """Those that have started come first: they have loaded what tasks need."""
         self._lock = threading.Lock()
         self._at_work = 0
         """Calls of ``process`` whose tasks are running."""
@@ -147,9 +148,21 @@ class HelperProcesses(Runner):
                 self._server.end()
 
     def end(self) -> None:
-        """Kill the processes, whatever they are doing."""
+        """End the processes, whatever they are doing. If they do nothing, the next run's are forked from the same."""
         self._ended = True
-        self._kill()
+        with self._lock:
+            is_idle = not self._retired and not self._at_work and self._free.qsize() == self._count
+            self._retired = True
+        if self._server is None or not is_idle:
+            self._kill()
+            return
+        try:
+            while not self._free.empty():
+                self._free.get().end()
+        except BaseException:  # its next answer might be to what was asked now
+            self._kill()
+            raise
+        give_back(self._server)
 
     def _kill(self) -> None:
         self._retired = True

@@ -25,6 +25,8 @@ KNOWN_COLUMNS: Final = [
     "again",
 ]
 
+_NO_REVISION: Final = pa.nulls(1, pa.int64())[0]
+
 
 class Block:
     """A block of a task's rows; row ``i`` of every column belongs to the same document.
@@ -62,7 +64,7 @@ class Block:
         self._known_revisions: list[int | None] = []
         if not self.first_seen:
             is_known = pc.is_valid(table["known_version"])
-            self._known_revisions = pc.if_else(is_known, table["known_revision"], None).to_pylist()
+            self._known_revisions = pc.if_else(is_known, table["known_revision"], _NO_REVISION).to_pylist()
 
     def set_known(self, known: list[KnownDocument]) -> None:
         """Record what ``documents`` says of each row's document, for entries of a log, whose rows come without it."""

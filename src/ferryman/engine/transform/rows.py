@@ -37,7 +37,7 @@ from ferryman.records.rows import (
 )
 from ferryman.state.outbox import OutboxWriter, due_stats
 from ferryman.storage.files import StatePath, remove
-from ferryman.storage.parquet import Part, PartWriter, write_part
+from ferryman.storage.parquet import Part, PartWriter, number_array, numbers_of, write_part
 
 # Outbox rows.
 
@@ -343,9 +343,9 @@ class OutboxStage:
         order = np.argsort(np.concatenate([b.places for b in buffers]))
 
         def rows(first: int) -> pa.Table:
-            every = pa.concat_tables([b.table(block, self._source, 0) for b in buffers]).take(pa.array(order))
+            every = pa.concat_tables([b.table(block, self._source, 0) for b in buffers]).take(number_array(order))
             at = every.schema.get_field_index("row")
-            return every.set_column(at, "row", pa.array(np.arange(first, first + len(order)), pa.int64()))
+            return every.set_column(at, "row", number_array(np.arange(first, first + len(order))))
 
         self._write(name, rows)
 
@@ -491,9 +491,9 @@ class DocumentStage:
 
 def _last_versions(rows: pa.Table) -> pa.Table:
     """Return of each document the row of its highest revision."""
-    ids, order = rows["document"].to_pylist(), np.argsort(rows["revision"].to_numpy(), kind="stable")
+    ids, order = rows["document"].to_pylist(), np.argsort(numbers_of(rows["revision"]), kind="stable")
     last = {ids[at]: at for at in order.tolist()}
-    return rows if len(last) == len(ids) else rows.take(pa.array(sorted(last.values())))
+    return rows if len(last) == len(ids) else rows.take(number_array(np.sort(np.fromiter(last.values(), np.int64))))
 
 
 def unchanged_row(id: str, known: KnownDocument) -> dict[str, Any]:
