@@ -101,6 +101,11 @@ def version_of(n: int, revision: int) -> str:
     return f"{n:056x}{revision:08x}"
 
 
+def hash_of(n: int, revision: int) -> str:
+    """Return the hash of the delivery of the document of this number."""
+    return f"{hash((n, revision)) & (1 << 64) - 1:016x}{n:016x}"
+
+
 def blocks(count: int) -> Iterator[tuple[int, int]]:
     for first in range(0, count, _ROWS):
         yield first, min(first + _ROWS, count)
@@ -165,7 +170,7 @@ def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int =
                     route="",
                     branches="",
                     destination="out",
-                    delivery_hash=[f"{hash((i, revision)) & (1 << 64) - 1:016x}{i:016x}" for i in range(first, end)],
+                    delivery_hash=[hash_of(i, revision) for i in range(first, end)],
                     status=np.where(failed, "DEAD", "INDEXED"),
                     message=[
                         f"{id}: step parse: ValueError: line {at % 9} of 'it' is torn" if bad else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sqlite3
@@ -9,21 +10,27 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ferryman import Remember
 from ferryman.cli.account import plan_status, print_targets
 from ferryman.destinations import Directory, JsonLines, Queue, Sql
 from ferryman.document import Document
 from ferryman.errors import StateDamaged, StateForeign
+from ferryman.intake import Job, JobQueue
+from ferryman.intake.job import FILES_FOLDER, StoredFile, inventory_values, write_inventory
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
-from ferryman.sources import Memory
+from ferryman.sources import Jobs, Memory
+from ferryman.sources import Queue as FromQueue
 from ferryman.state.targets import load_targets
 from ferryman.storage import files
 from ferryman.verification import adopt, verify
+from tests.support.paid import Service, steps
 from tests.support.plan_world import PlanWorld, place
 from tests.support.program import run_program
 
@@ -301,6 +308,127 @@ def test_a_target_that_an_older_version_filled_is_no_trouble(place: Path) -> Non
     world.put("new")
     assert world.run().exit == 0
     assert load_targets(world.root)["rows"].highest > 0
+
+
+# Positions that lie neither in the state nor at a destination.
+
+
+def adopt_after(world: PlanWorld) -> list[tuple[str, str]]:
+    """Adopt a state that a run has called an older copy; return what then differs: kind and reason."""
+    assert any("ferryman adopt PLAN" in text for text in world.watch.messages), world.watch.messages
+    adopt(world.plan, state=world.state)
+    assert world.run().exit == 0
+    [target] = verify(world.plan, state=world.state).targets
+    return [(each.kind, each.why) for each in target.differences]
+
+
+UNKNOWN = ("extra", "the ledger does not have it")
+
+
+@pytest.mark.rule("verify.state")
+@pytest.mark.parametrize("whole", [True, False])
+def test_answers_that_were_remembered_after_the_copy(place: Path, whole: bool) -> None:
+    """They lie beside the state of the plan: if only that is an older copy, nothing is called for again. If they are
+    older, too, what they lack is."""
+    service = Service(place)
+    step, _ = steps(service)["plain"]
+
+    def plan_of(world: PlanWorld) -> Plan:
+        plan = Plan("kept", version=1)
+        docs = plan.source("docs", Memory(world.documents, max_deleted=1.0))
+        docs.step("embed", step, remember=Remember("v1", reads=["words"], writes=["vector"])).destination(
+            "rows", sql(place)
+        )
+        return plan
+
+    world = PlanWorld(place, plan_of)
+    world.put("a", words="one")
+    assert world.run().exit == 0
+    put_back = keep(world.state if whole else world.root)
+    world.put("a", words="two")
+    world.put("b", words="three")
+    assert world.run().exit == 0
+    put_back()
+    assert world.run(checked=False).exit == 3
+    again = 2 if whole else 1
+    assert service.calls() == {"one": 1, "two": again, "three": again}
+    assert adopt_after(world) == []
+    assert service.calls().total() == 1 + 2 * again
+    assert sorted(titles(place)) == ["a", "b"]
+
+
+@pytest.mark.rule("verify.state")
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_messages_that_were_read_after_the_copy(place: Path, trimmed: bool) -> None:
+    """They come again with the same hashes, so that nothing is there twice; what was trimmed meanwhile is named, by the
+    run and by a verification."""
+    queue = DurableQueue("in", place)
+
+    def plan_of(world: PlanWorld) -> Plan:
+        plan = Plan("kept", version=1)
+        plan.source("docs", FromQueue("in", place)).destination("rows", sql(place, mode="append"))
+        return plan
+
+    def append(*numbers: int) -> None:
+        queue.append([{"n": n} for n in numbers])
+
+    world = PlanWorld(place, plan_of)
+    append(1, 2)
+    assert world.run().exit == 0
+    put_back = keep(world.state)
+    append(3, 4)
+    assert world.run().exit == 0
+    assert queue.trim(0) == 4 if trimmed else True
+    put_back()
+    append(5)
+    assert world.run(checked=False).exit == 3
+    lost = "in 3 to 4 are not kept any more: they were removed before they were read"
+    assert any(lost in text for text in world.watch.messages) is trimmed
+    with closing(sqlite3.connect(place / "out.db")) as connection:
+        fields = [text for (text,) in connection.execute("SELECT fields FROM documents ORDER BY id")]
+    assert [json.loads(text)["n"] for text in fields] == [1, 2, 3, 4, 5]
+    assert adopt_after(world) == ([UNKNOWN] * 2 if trimmed else [])
+
+
+@pytest.mark.rule("verify.state")
+def test_jobs_that_were_done_after_the_copy(place: Path) -> None:
+    """Their states and locks are in the queue: they are not done again, and what they brought stays, although the state
+    never hears of it."""
+    queue = JobQueue.open(f"sqlite:///{place}/queue.db")
+    batch = queue.create_batch({})
+    batch.set_status("Processing")
+
+    def plan_of(world: PlanWorld) -> Plan:
+        plan = Plan("kept", version=1)
+        plan.source("docs", Jobs(queue.url)).destination("rows", sql(place))
+        return plan
+
+    def submit(name: str) -> Job:
+        job = batch.create_job({}, identifiers={"local_id": [name]})
+        path = place / job.id / FILES_FOLDER / "page.txt"
+        path.parent.mkdir(parents=True)
+        path.write_text(name)
+        held = [StoredFile("page.txt", len(name), sha256(name.encode()).hexdigest())]
+        job.set_inventory(inventory_values(write_inventory(place / job.id, held), held))
+        for state in ("Estimating", "Provisioning", "Downloading", "Processing"):
+            job.set_status(state)
+        return job
+
+    world = PlanWorld(place, plan_of)
+    first = submit("first")
+    assert world.run().exit == 0
+    first.set_status("Storing")
+    put_back = keep(world.state)
+    second = submit("second")
+    assert world.run().exit == 0
+    second.set_status("Storing")
+    put_back()
+    submit("third")
+    assert world.run(checked=False).exit == 3
+    assert [queue.load_job(id).status for id in queue.list_jobs()] == ["Storing", "Storing", "Processing"]
+    assert adopt_after(world) == [UNKNOWN]
+    assert titles(place) == {f"{name}/page.txt": name for name in ("first", "second", "third")}
+    queue.close()
 
 
 class Stopped(Exception):

@@ -13,12 +13,12 @@ from ferryman.account.comparison import Difference
 from ferryman.destinations.base import Destination, DestinationContext
 from ferryman.destinations.stored import slices
 from ferryman.engine.deliver.sending import context_of
-from ferryman.engine.target_look import Verified, known_targets, look_at_target, record_results
+from ferryman.engine.target_look import TargetLook, Verified, known_targets, look_at_target, record_results
 from ferryman.errors import DeliveryError, UsageError
 from ferryman.operations import Retried, existing_state, submit_command
 from ferryman.plan import DestinationNode, Plan, keyed_nodes
 from ferryman.plan.keyed import read_once_sources
-from ferryman.plan.paths import nodes_by_target
+from ferryman.plan.paths import nodes_by_target, target_of
 from ferryman.state.commands import ADOPT, REPAIR, Command, current_user
 from ferryman.state.state import State, sender_of
 from ferryman.state.targets import settle_targets
@@ -121,11 +121,13 @@ def adopt(plan: Plan, *, state: str | StatePath | None = None, why: str = "") ->
     root = existing_state(plan, state, "adopt")
     nodes = [node for node in plan.nodes if isinstance(node, DestinationNode)]
     unsent, sender, above = _lowest_unsent(root, plan), sender_of(root), 0
+    by_target = nodes_by_target(plan.nodes)
     for node in nodes:
         context = context_of(plan, node, 0, sender)
         highest = _highest_sent(node.destination, context)
         if highest >= unsent[node.name]:
-            node.destination.adopt(context, unsent[node.name])  # 1
+            look = TargetLook(root, plan, by_target[target_of(node)])
+            node.destination.adopt(context, unsent[node.name], look.undelivered)  # 1
             crash.point("adopt.accepted")
         above = max(above, highest)
     done = submit_command(plan, root.parent, Command(ADOPT, current_user(), why, above=above))  # 2

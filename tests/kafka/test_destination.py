@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,14 @@ from confluent_kafka import KafkaError, KafkaException
 
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Kafka, Outcome
 from ferryman.destinations.kafka import HASH, TransactionSender, marks_name
-from ferryman.errors import Misconfigured, PermanentError, Unavailable, UsageError
+from ferryman.engine.summary import Summary
+from ferryman.errors import Misconfigured, PermanentError, StateForeign, Unavailable, UsageError
+from ferryman.plan import Plan
+from ferryman.sources import Memory
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
+from ferryman.verification import adopt, verify
 from tests.support.kafka_topics import Topics
+from tests.support.plan_world import run_plan
 
 
 class TestConformance(DestinationSuite):
@@ -282,6 +288,45 @@ def test_marks_of_settled_rows_go(topics: Topics) -> None:
 
 
 @pytest.mark.rule("kafka.settings")
+@pytest.mark.rule("state.old-copy", "verify.adopt")
+def test_a_state_older_than_its_topic_is_adopted_without_doubles(topics: Topics, place: Path) -> None:
+    """A run refuses it; after its adoption messages that the copy does not know do not come again, however often a copy
+    is put back; one that was lost meanwhile does."""
+    topic = topics.new(partitions=2)
+    documents: list[dict[str, Any]] = [{"id": f"d{n}", "n": n} for n in range(6)]
+
+    def plan() -> Plan:
+        made = Plan("pipe", version=1)
+        made.source("docs", Memory(documents)).destination("out", Kafka(topics.url, topic), backoff=0)
+        return made
+
+    def run() -> Summary:
+        return run_plan(plan(), place / "state", checked=False)
+
+    def arrived() -> list[tuple[str, int]]:
+        return sorted((str(record.key), json.loads(record.value or b"")["n"]) for record in topics.read(topic))
+
+    assert run().exit == 0
+    shutil.copytree(place / "state", place / "copy")
+    documents[0]["n"] = 10
+    documents.append({"id": "new", "n": 11})
+    assert run().exit == 0
+    once = arrived()
+    assert len(once) == 8
+    for _ in range(2):
+        shutil.rmtree(place / "state")
+        shutil.copytree(place / "copy", place / "state")
+        with pytest.raises(StateForeign, match="ferryman adopt PLAN"):
+            run()
+        assert adopt(plan(), state=place / "state").exit == 0
+        assert run().exit == 0
+        assert arrived() == once
+        assert verify(plan(), state=place / "state").exit == 0
+    documents[0]["n"] = 12
+    assert run().exit == 0
+    assert arrived() == sorted([*once, (str(b"d0"), 12)])
+
+
 def test_settings_that_do_not_fit_are_named(topics: Topics) -> None:
     """Both sides of each comparison, and what to change."""
     topic = topics.new()

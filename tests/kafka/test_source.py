@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ferryman.sources.kafka import KafkaMessage
 from ferryman.sources.log import Piece
 from ferryman.testing.inprocess import InProcess
 from ferryman.testing.logs import LogSuite
+from ferryman.verification import adopt, verify
 from tests.support.kafka_topics import Topics
 from tests.support.plan_world import Watch, run_plan
 from tests.support.waiting import wait_until
@@ -309,6 +311,32 @@ def test_a_topic_that_was_made_again_is_another_one(topics: Topics, place: Path)
     assert run_plan(plan_of(Kafka(topics.url, topic)), state, observer=watch).delivered == 1
     assert any("was deleted and made again" in m for m in watch.messages)
     assert [n for *_, n in arrived()] == [0, 1, 2, 10]
+
+
+@pytest.mark.rule("verify.state", "kafka.positions")
+def test_a_state_put_back_from_a_copy_reads_again(topics: Topics, place: Path) -> None:
+    """From its own position, whatever the group has: with the same hashes, so that nothing is there twice."""
+    topic = topics.new()
+    topics.write(topic, lines({"n": 0}, {"n": 1}))
+    plan = Plan("pipe", version=1)
+    source = plan.source("messages", Kafka(topics.url, topic, group=f"lag-of-{topic}"))
+    source.destination("rows", Sql(f"sqlite:///{place}/out.db", mode="append"))
+    state = place / "state"
+    assert run_plan(plan, state).exit == 0
+    shutil.copytree(state, place / "copy")
+    topics.write(topic, lines({"n": 2}))
+    assert run_plan(plan, state).exit == 0
+    shutil.rmtree(state)
+    (place / "copy").rename(state)
+    topics.write(topic, lines({"n": 3}))
+    assert run_plan(plan, state, checked=False).exit == 3
+    with sqlite3.connect(place / "out.db") as db:
+        rows = [json.loads(fields)["n"] for (fields,) in db.execute("SELECT fields FROM documents ORDER BY id")]
+    assert rows == [0, 1, 2, 3]
+    assert topics.committed_offset(f"lag-of-{topic}", topic, 0) == 4
+    adopt(plan, state=state)
+    assert run_plan(plan, state).exit == 0
+    assert verify(plan, state=state).exit == 0
 
 
 def test_a_piece_of_another_topic_is_not_read(topics: Topics) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -238,6 +239,24 @@ def test_lost_changes_are_loud_and_there_is_a_way_on(shop: Shop, loss: str) -> N
     shop.query("DELETE FROM more")
     shop.run()
     assert not any(id.startswith("more/") for id in shop.found())
+
+
+@pytest.mark.rule("tables.lost")
+def test_a_state_older_than_its_slot_is_loud(shop: Shop) -> None:
+    """The slot has passed what the copy has not: nothing is skipped in silence, and a new copy of the table goes on."""
+    items(shop, 3)
+    shop.follow("items").run()
+    shutil.copytree(shop.world.state, shop.world.folder / "copy")
+    shop.query("UPDATE items SET name = 'missed' WHERE id = 1")
+    assert shop.run().exit == 0
+    shutil.rmtree(shop.world.state)
+    (shop.world.folder / "copy").rename(shop.world.state)
+    shop.query("UPDATE items SET name = 'late' WHERE id = 2")
+    summary = shop.run(checked=False)
+    assert (summary.exit, any("somebody else reads it" in m for m in summary.messages)) == (4, True)
+    shop.follow("items", on_lost="copy")
+    assert shop.run(checked=False).exit == 0
+    assert names(shop) == rows(shop)
 
 
 @pytest.mark.slow

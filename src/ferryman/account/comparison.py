@@ -30,26 +30,26 @@ STORED: Final = pa.schema(
 _BATCH: Final = 8_192
 """Rows of an inventory that are in memory at a time: so few that the garbage collector does not go through them."""
 
+_BUCKETS: Final = 4096
+"""Buckets of records, of which those are compared one by one whose sums differ."""
+
 _ORDER: Final = "wave * 4 + ordinal"
 
 
 _LAST_OF_EACH_ID: Final = """
-    WITH last AS (
+    WITH changing AS (
         SELECT arrived.*, coalesce(asked > happened, false) OR sending.document IS NOT NULL AS changes
-        FROM arrived SEMI JOIN latest USING (document, happened)
-        LEFT JOIN again USING (document) LEFT JOIN sending USING (document)
-    ), one AS (
-        SELECT document FROM arrived GROUP BY document HAVING count(*) = 1
+        FROM arrived LEFT JOIN again USING (document) LEFT JOIN sending USING (document)
     )
     SELECT document, source, destination, CASE WHEN is_upsert THEN hash END AS hash,
-        CASE WHEN is_upsert THEN [hash] END AS hashes, is_upsert AND NOT changes AS must_be_there,
-        is_upsert AS may_be_there, changes AS in_flight
-    FROM last SEMI JOIN one USING (document)
+        CASE WHEN is_upsert THEN [hash] END AS hashes,
+        is_upsert AND NOT changes AS must_be_there, is_upsert AS may_be_there, changes AS in_flight
+    FROM changing SEMI JOIN once ON hash(document) = id_hash
     UNION ALL
     SELECT document, any_value(source), any_value(destination),
         any_value(hash) FILTER (is_upsert), list(hash) FILTER (is_upsert),
         bool_and(is_upsert) AND NOT bool_or(changes), bool_or(is_upsert), bool_or(changes)
-    FROM last ANTI JOIN one USING (document) GROUP BY document
+    FROM changing SEMI JOIN latest USING (document, happened) GROUP BY document
 """
 """SQL for one row per id: its last delivery, or several of the same wave, whose order is unknown. Ids that were
 delivered once need no groups, which take most of the time."""
@@ -145,9 +145,12 @@ class Comparison:
                 WHERE {at} AND {sent} AND wave > {self._after} AND NOT starts_with(version, '{RANGE}')
             """,
             "superseded": _SUPERSEDED,
+            "once": f"""
+                SELECT hash(document) AS id_hash FROM arrived WHERE {self._keyed} GROUP BY id_hash HAVING count(*) = 1
+            """,
             "latest": """
                 SELECT document, max(happened) AS happened FROM arrived ANTI JOIN superseded USING (hash, happened)
-                GROUP BY document
+                ANTI JOIN once ON hash(document) = id_hash GROUP BY document
             """,
             "again": f"""
                 SELECT document, max({_ORDER}) FILTER ({asked}) AS asked FROM ledger
@@ -200,42 +203,74 @@ class Comparison:
         self._load_texts("wanted", id=ids)
         self._view.keep("expected", "SELECT * FROM expected WHERE document IN (SELECT id FROM wanted)")
 
+    def pair(self) -> None:
+        """Pair the destination's inventory with the deliveries that must be there, and keep the pairs that are not
+        equal.
+
+        1. both sides are cut into buckets by a hash of the id, and for each bucket the hashes of all records are added
+           up: 128 bits, to which the same change in two records adds twice, so that it does not cancel
+        2. records of buckets with different sums are paired
+        """
+        key, wanted = ("id", "document") if self._keyed else ("hash", "hash")
+        self._view.keep(
+            "differing",
+            f"""
+            SELECT bucket FROM ({_sums("stored", key, "intact IS TRUE")}) s
+            FULL JOIN ({_sums("expected", wanted, "nullif(must_be_there, false)")}) e USING (bucket)
+            WHERE s.one IS DISTINCT FROM e.one OR s.two IS DISTINCT FROM e.two
+        """,
+        )
+        stored, expected = (
+            f"(SELECT * FROM {table} SEMI JOIN differing ON {_bucket(column)} = bucket)"
+            for table, column in (("stored", key), ("expected", wanted))
+        )
+        self._view.keep(
+            "pairs",
+            f"""
+            SELECT s.*, e.document, e.source AS of_source, e.destination, e.hash AS expected_hash, e.hashes,
+                coalesce(e.must_be_there, false) AS must_be_there,
+                coalesce(e.may_be_there OR e.in_flight, false) AS may_be_there
+            FROM {stored} s FULL JOIN {expected} e ON {self._match}
+            WHERE NOT coalesce(e.must_be_there AND s.intact AND list_contains(e.hashes, s.hash), false)
+        """,
+        )
+
     def differ(self, of_plan: Mapping[str, str], *, extra: bool) -> None:
-        """Find the differences; ``counts`` and ``differences`` return them.
+        """Find the differences; ``counts`` and ``differences`` return them. Call ``pair`` and ``unknown_records``
+        before.
 
         Args:
             of_plan: hash -> destination of the stored records that the ledger does not have, but that this destination
                 of the plan wrote.
             extra: whether to look for what should not be there: not if only a part was expected.
         """
-        joined = f"stored s FULL JOIN expected e ON {self._match}"
         self._load_texts("of_plan", hash=of_plan.keys(), destination=of_plan.values())
         self._view.keep(
             "strays",
             f"""
-            SELECT s.* FROM stored s ANTI JOIN expected e ON {self._match} SEMI JOIN ledger_hashes USING (hash)
-            WHERE {extra and self._keyed}
+            SELECT * FROM pairs SEMI JOIN ledger_hashes USING (hash)
+            WHERE {extra and self._keyed} AND document IS NULL
         """,
         )
         ledger = "ledger" if self._count("strays") else "(SELECT * FROM ledger LIMIT 0)"  # else all of it is read
         self._view.keep(
             "found",
             f"""
-            SELECT 'missing' AS kind, e.destination, e.document, e.source, e.hash, 'it is not there' AS why
-            FROM {joined} WHERE s.id IS NULL AND e.must_be_there
+            SELECT 'missing' AS kind, destination, document, of_source AS source, expected_hash AS hash,
+                'it is not there' AS why
+            FROM pairs WHERE id IS NULL AND must_be_there
             UNION ALL
-            SELECT 'changed', e.destination, e.document, e.source, e.hash,
-                CASE WHEN NOT list_contains(e.hashes, s.hash) THEN 'another delivery is there'
-                ELSE 'its content was changed' END
-            FROM {joined}
-            WHERE e.must_be_there AND (NOT list_contains(e.hashes, s.hash) OR s.intact = false)
+            SELECT 'changed', destination, document, of_source, expected_hash,
+                CASE WHEN list_contains(hashes, hash) THEN 'its content was changed'
+                ELSE 'another delivery is there' END
+            FROM pairs WHERE id IS NOT NULL AND must_be_there AND (NOT list_contains(hashes, hash) OR intact = false)
             UNION ALL
-            SELECT 'extra', coalesce(e.destination, p.destination), s.id, s.source, s.hash,
-                CASE WHEN e.document IS NULL THEN 'the ledger does not have it' ELSE 'it was deleted' END
-            FROM {joined} LEFT JOIN ledger_hashes l ON l.hash = s.hash LEFT JOIN of_plan p ON p.hash = s.hash
+            SELECT 'extra', coalesce(s.destination, p.destination), s.id, s.source, s.hash,
+                CASE WHEN s.document IS NULL THEN 'the ledger does not have it' ELSE 'it was deleted' END
+            FROM pairs s LEFT JOIN ledger_hashes l ON l.hash = s.hash LEFT JOIN of_plan p ON p.hash = s.hash
             LEFT JOIN sending f ON f.document = s.id
-            WHERE {extra} AND s.id IS NOT NULL AND NOT coalesce(e.may_be_there OR e.in_flight, false)
-                AND f.document IS NULL AND (p.hash IS NOT NULL OR (l.hash IS NOT NULL AND e.document IS NOT NULL))
+            WHERE {extra} AND s.id IS NOT NULL AND NOT s.may_be_there
+                AND f.document IS NULL AND (p.hash IS NOT NULL OR (l.hash IS NOT NULL AND s.document IS NOT NULL))
             UNION ALL
             SELECT DISTINCT 'extra', l.destination, s.id, s.source, s.hash, 'it is a copy of another document'
             FROM strays s JOIN {ledger} l ON l.delivery_hash = s.hash
@@ -243,13 +278,24 @@ class Comparison:
         """,
         )
 
-    def unknown_records(self) -> Iterator[dict[str, Any]]:
-        """Yield the stored records that the ledger does not have: ``id``, ``hash``, ``source``, ``version``,
-        ``route``."""
+    def unknown_records(self, table: str = "pairs") -> Iterator[dict[str, Any]]:
+        """Yield the records in a table, ``pairs`` or ``stored``, that the ledger does not have: ``id``, ``hash``,
+        ``source``, ``version``, ``route``."""
+        ledger = "ledger" if self._count(f"{table} WHERE id IS NOT NULL") else "(SELECT * FROM ledger LIMIT 0)"
         self._view.keep(
-            "ledger_hashes", f"SELECT DISTINCT delivery_hash AS hash FROM ledger WHERE destination IN {self._names}"
+            "ledger_hashes",
+            f"""
+            SELECT DISTINCT delivery_hash AS hash FROM {ledger} SEMI JOIN {table} s ON s.hash = delivery_hash
+            WHERE destination IN {self._names}
+        """,
         )
-        return self._view.iter_rows("SELECT s.* FROM stored s ANTI JOIN ledger_hashes l ON s.hash = l.hash")
+        return self._view.iter_rows(f"SELECT * FROM {table} ANTI JOIN ledger_hashes USING (hash) WHERE id IS NOT NULL")
+
+    def undelivered_hashes(self) -> Iterator[str]:
+        """Yield the hashes of the stored records that the ledger does not have as delivered."""
+        arrived = f"SELECT delivery_hash AS hash FROM ledger WHERE status = '{Status.INDEXED}'"
+        rows = self._view.iter_rows(f"SELECT DISTINCT hash FROM stored ANTI JOIN ({arrived}) USING (hash)")
+        return (row["hash"] for row in rows)
 
     def highest_revision(self) -> int:
         """Return the highest revision of a delivery to the target."""
@@ -297,9 +343,10 @@ class Comparison:
             expected=self._count("expected WHERE must_be_there"),
             in_flight=self._count("expected WHERE in_flight"),
             **{kind: kinds.get(kind, 0) for kind in ("missing", "changed", "extra")},
-            unknown=self._count(f"stored s JOIN expected e ON {self._match} WHERE s.intact IS NULL"),
+            unknown=self._count("pairs WHERE id IS NOT NULL AND document IS NOT NULL AND intact IS NULL"),
             others=self._count(
-                "stored s ANTI JOIN ledger_hashes l ON s.hash = l.hash WHERE s.hash NOT IN (SELECT hash FROM of_plan)"
+                "pairs ANTI JOIN ledger_hashes USING (hash) "
+                "WHERE id IS NOT NULL AND hash NOT IN (SELECT hash FROM of_plan)"
             ),
         )
 
@@ -307,7 +354,7 @@ class Comparison:
         """Count the differences that an older copy of the target has: what is missing, what was deleted, and earlier
         deliveries."""
         return self._count(
-            "found WHERE kind <> 'changed' OR document IN (SELECT id FROM stored SEMI JOIN ledger_hashes USING (hash) "
+            "found WHERE kind <> 'changed' OR document IN (SELECT id FROM pairs SEMI JOIN ledger_hashes USING (hash) "
             "WHERE hash NOT IN (SELECT unnest(hashes) FROM expected))"
         )
 
@@ -323,6 +370,19 @@ class Comparison:
     def _count(self, what: str) -> int:
         [row] = self._view.rows(f"SELECT count(*) AS n FROM {what}")
         return int(row["n"])
+
+
+def _bucket(column: str) -> str:
+    """Return SQL for the number of the bucket that a record is in, by its id or hash."""
+    return f"hash({column}) & {_BUCKETS - 1}"
+
+
+def _sums(table: str, key: str, flag: str) -> str:
+    """Return SQL for the sums of each bucket, over the key, the delivery's hash and a flag of each record."""
+    return f"""
+        SELECT {_bucket(key)} AS bucket, sum(hash({key}, hash, {flag})) AS one, sum(hash({flag}, hash, {key})) AS two
+        FROM {table} GROUP BY bucket
+    """
 
 
 def _batches(inventory: Iterable[Stored]) -> Iterator[pa.RecordBatch]:

@@ -332,11 +332,15 @@ class Destination:
         """
         return iter(())
 
-    def adopt(self, context: DestinationContext, known: int) -> None:
+    def adopt(self, context: DestinationContext, known: int, unknown: Callable[[], Collection[str]]) -> None:
         """Accept an old copy of a state: what was sent with sequences from ``known`` on may come again, with the same
         hashes and higher sequences, and must not take effect twice.
 
         Called by ``ferryman adopt``. Only a destination needs it that tells repeated deliveries by their sequences.
+
+        Args:
+            unknown: reads the inventory, and returns the hashes of what is there and what this state does not have as
+                delivered.
         """
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:

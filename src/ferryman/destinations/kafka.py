@@ -84,6 +84,16 @@ _TOMBSTONES: Final = 500
 _ENDED_AT_ONCE: Final = 8
 """Transactional ids that are taken over at the same time."""
 
+_ADOPTED: Final = b"adopted "
+"""Beginning of the key of a record in the topic of marks; the hash of a delivery follows: it is in the topic, and an
+older copy of the state, which was adopted, does not know that and may send it again."""
+
+_ARRIVED: Final = b"arrived "
+"""The same for one that came again after that, and was not sent."""
+
+_UNCONFIRMED: Final = 10_000
+"""Records that the client may have at a time while messages are adopted."""
+
 _MARKS_SETTINGS: Final = {
     "cleanup.policy": "compact",
     "segment.bytes": str(16 << 20),
@@ -100,6 +110,11 @@ class _Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
+
+    @property
+    def hash(self) -> bytes:
+        """Hash of the delivery."""
+        return self.headers[0][1] or b""
 
     @property
     def size(self) -> int:
@@ -253,6 +268,12 @@ class Kafka(Destination):
                 id = (headers.get(ID) or message.key() or b"").decode(errors="replace")
                 if HASH in headers and (wanted is None or id in wanted):
                     yield Stored(id, (headers[HASH] or b"").decode(errors="replace"), True)
+
+    def adopt(self, context: DestinationContext, known: int, unknown: Callable[[], Collection[str]]) -> None:
+        """Note in the topic of marks which messages the state does not know, see ``Destination.adopt``."""
+        if context.guarantee is Guarantee.EXACTLY_ONCE:
+            with self.cluster.errors(f"topic {marks_name(context)}"):
+                self._marks_of(context).adopt(unknown(), context.send_timeout)
 
     def forgets(self, context: DestinationContext) -> bool:
         """Return whether messages were removed, or may be, by compaction."""
@@ -512,6 +533,10 @@ class _Marks:
         """Partition -> first sequence of a mark -> its ranges, each (first, end)."""
         self._starts: list[int] = []
         self._ends: list[int] = []
+        self._adopted: dict[bytes, int] = {}
+        """Hash -> number of the last adoption of a message that the state does not know."""
+        self._arrived: dict[bytes, int] = {}
+        """Hash -> number of the adoption after which it came again, and was not sent."""
 
     def create(self, lanes: int, replicas: int) -> int:
         """Make the topic, or add partitions to it; return how many lanes there were ever.
@@ -551,6 +576,7 @@ class _Marks:
             return False
         if topic.id != self._id:
             self._id, self._next, self._of_lane = topic.id, {}, {}
+            self._adopted, self._arrived = {}, {}
         end = self._cluster.end_offsets(self.name, topic.partitions)
         while own is not None and end[own] < self._cluster.end_offsets(self.name, [own], committed=False)[own]:
             if time.monotonic() > deadline:
@@ -562,7 +588,12 @@ class _Marks:
             known = self._of_lane.setdefault(partition, {})
             start = max(first[partition], self._next.get(partition, 0))
             for message in self._cluster.read(self.name, partition, start, end[partition]):
-                key, value = int(message.key()), message.value()
+                text, value = message.key(), message.value()
+                if text.startswith((_ADOPTED, _ARRIVED)):
+                    numbers = self._adopted if text.startswith(_ADOPTED) else self._arrived
+                    numbers[text.split()[1]] = int(value)
+                    continue
+                key = int(text)
                 known.pop(key, None)
                 if value is not None:
                     known[key] = [(first, last) for first, last in msgspec.json.decode(value)["rows"]]
@@ -579,6 +610,29 @@ class _Marks:
         at = bisect_right(self._starts, sequence) - 1
         return at >= 0 and sequence < self._ends[at]
 
+    def adopt(self, hashes: Iterable[str], timeout_s: float) -> None:
+        """Note deliveries that are in the topic and may come again, each once.
+
+        Raises:
+            Unavailable: they were not noted in time.
+        """
+        self.refresh()
+        number = 1 + max(self._adopted.values(), default=0)
+        failed: list[Any] = []
+        settings = {"enable.idempotence": True, "on_delivery": lambda error, _: failed.append(error) if error else None}
+        producer = self._cluster.producer(settings)
+        for each in hashes:
+            while len(producer) >= _UNCONFIRMED:
+                producer.poll(0.05)
+            producer.produce(self.name, str(number), _ADOPTED + each.encode(), 0)
+        if producer.flush(timeout_s) or failed:
+            raise Unavailable(f"topic {self.name}: what is to be adopted was not confirmed in time: {failed[:1]}")
+
+    def adopted(self, records: Iterable[_Record]) -> dict[bytes, int]:
+        """Return hash -> number of the adoption, of those that come for the first time since they were adopted."""
+        found = {record.hash: self._adopted.get(record.hash, 0) for record in records} if self._adopted else {}
+        return {hash: number for hash, number in found.items() if number > self._arrived.get(hash, 0)}
+
     def highest(self) -> int | None:
         """Return the highest sequence that was sent."""
         return max(self._ends) - 1 if self._ends else None
@@ -589,8 +643,11 @@ class _Marks:
         newest = max(known, default=0)
         return [key for key, ranges in known.items() if key != newest and ranges[-1][1] <= settled][:_TOMBSTONES]
 
-    def note(self, lane: int, ranges: list[tuple[int, int]], removed: Iterable[int]) -> None:
+    def note(
+        self, lane: int, ranges: list[tuple[int, int]], removed: Iterable[int], adopted: Mapping[bytes, int]
+    ) -> None:
         """Add what this lane has just committed; ``refresh`` may read it once more."""
+        self._arrived.update(adopted)
         known = self._of_lane.setdefault(lane, {})
         for key in removed:
             known.pop(key, None)
@@ -792,8 +849,11 @@ class TransactionSender(_Sender):
     def _transact(self, producer: Producer, records: Sequence[_Record]) -> None:
         """Send rows and their mark in a transaction: step 4."""
         self._failed = []
+        adopted = self._marks.adopted(records)
         producer.begin_transaction()
-        self.produce(producer, records)
+        self.produce(producer, [record for record in records if record.hash not in adopted])
+        for hash, number in adopted.items():
+            self._produce_one(producer, self._marks.name, str(number), _ARRIVED + hash, self._lane)
         ranges = _ranges([record.sequence for record in records])
         mark = msgspec.json.encode({"rows": ranges})
         self._produce_one(producer, self._marks.name, mark, str(ranges[0][0]), self._lane)
@@ -805,7 +865,7 @@ class TransactionSender(_Sender):
         crash.point("kafka.sent")
         self._commit(producer)
         crash.point("kafka.committed")
-        self._marks.note(self._lane, ranges, removed)
+        self._marks.note(self._lane, ranges, removed, adopted)
 
     def _commit(self, producer: Producer) -> None:
         """Commit. One that times out may have taken effect, so it is committed again; it is never taken for aborted."""

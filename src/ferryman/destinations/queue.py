@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -109,7 +109,7 @@ class Queue(Destination):
                 raise Unavailable(f"{self.root / self.name}: there is no queue")
             return self._open_queue().highest_of(writer_name(context))
 
-    def adopt(self, context: DestinationContext, known: int) -> None:
+    def adopt(self, context: DestinationContext, known: int, unknown: Callable[[], Collection[str]]) -> None:
         with self._translated_errors():
             self._open_queue().adopt_writer(writer_name(context), known)
 

@@ -42,6 +42,11 @@ def content_hash(*values: str | bytes | int | None) -> str:
     Raises:
         UnicodeEncodeError: a text has a lone surrogate.
     """
+    return hash_of_values(values)
+
+
+def hash_of_values(values: tuple[str | bytes | int | None, ...]) -> str:
+    """Return ``content_hash`` of a tuple of values, for loops over all rows."""
     return blake2b(_pack(values), digest_size=16).hexdigest()
 
 

@@ -195,6 +195,7 @@ class TargetLook:
         for node in self._nodes[1:]:
             if _settings(node.destination) != _settings(self._destination):  # other columns, say
                 comparison.judge(node.name, self._inventory(node, ids))
+        comparison.pair()
         highest = comparison.highest_revision()
         self.unknown = self._written_by_plan(comparison.unknown_records(), highest)
         of_plan = {digest: record.destination for digest, record in self.unknown.items()}
@@ -221,6 +222,17 @@ class TargetLook:
         except Exception as e:
             raise Unavailable(f"{target_of(self._nodes[0])}: {message_of(e)}") from e
 
+    def undelivered(self) -> frozenset[str]:
+        """Return the hashes of what the target holds and the ledger does not have as delivered."""
+
+        def read() -> frozenset[str]:
+            with open_view(self._root, self._plan) as view:
+                comparison = Comparison(view, self._names, **self._expected)
+                comparison.load(self._inventory(self._nodes[0], None))
+                return frozenset(comparison.undelivered_hashes())
+
+        return retry_read(self._root, read)
+
     def is_older(self, ids: Collection[str]) -> bool:
         """Return whether the target lacks one of the documents with these ids, has an earlier delivery of it, or has
         one that was deleted."""
@@ -236,7 +248,7 @@ class TargetLook:
         with open_view(self._root, self._plan) as view:
             comparison = Comparison(view, self._names, **self._expected)
             comparison.load(records)
-            return bool(self._written_by_plan(comparison.unknown_records(), _REVISIONS))
+            return bool(self._written_by_plan(comparison.unknown_records("stored"), _REVISIONS))
 
     def _written_by_plan(self, records: Iterable[dict[str, Any]], highest_revision: int) -> dict[str, ExtraRecord]:
         """Return hash -> record, for those records that a state of this plan wrote: a delivery's hash is made of plan,

@@ -122,11 +122,13 @@ def select_rows(
 def gather(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield small batches together: each insertion takes DuckDB some milliseconds, however few rows it has."""
     waiting: list[pa.RecordBatch] = []
+    size = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(each.nbytes for each in waiting) >= _GROUP_BYTES:
+        size += batch.nbytes
+        if size >= _INSERTED_BYTES:
             yield pa.Table.from_batches(waiting).combine_chunks()
-            waiting = []
+            waiting, size = [], 0
     if waiting:
         yield pa.Table.from_batches(waiting).combine_chunks()
 
@@ -221,6 +223,9 @@ def read_rows(
 _SMALL_BYTES: Final = 256 * 1024
 """Total size of a view's files up to which they are read into memory, since each query that opens files takes a
 millisecond longer."""
+
+_INSERTED_BYTES: Final = 8 << 20
+"""Size of batches that are inserted together."""
 
 _GROUP_BYTES: Final = 1 << 20
 """Size of files that one query reads; a larger file is read by itself."""

@@ -10,7 +10,14 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from ferryman.destinations.base import Delivery
-from ferryman.destinations.stored import Stored, canonical_fields, canonical_json, content_hash, is_same_value
+from ferryman.destinations.stored import (
+    Stored,
+    canonical_fields,
+    canonical_json,
+    content_hash,
+    hash_of_values,
+    is_same_value,
+)
 from ferryman.destinations.vectors import VectorField, check_remembered, read_vector
 from ferryman.document import encode_fields
 from ferryman.errors import Misconfigured, UsageError
@@ -347,12 +354,13 @@ class Layout:
         the time.
         """
         plain = self._keeps_text and not (self.appends or self._extra or vectors)
-        end = len(self.names)
+        end, make = len(self.names), tuple.__new__
         for row in rows:
             if plain and row[7] == "[]" and type(row[9]) is str:
-                id, _, _, source, version, _, delivery_hash, _, _, fields, written_hash = row
-                if content_hash(*row[:8], "upsert", row[8], fields.encode()) == written_hash:
-                    yield Stored(id, delivery_hash, True, source, version)
+                id, parent, origin, source, version, sequence, digest, route, text, fields, written_hash = row
+                written = id, parent, origin, source, version, sequence, digest, route, "upsert", text, fields.encode()
+                if hash_of_values(written) == written_hash:
+                    yield make(Stored, (id, digest, True, source, version, ()))
                     continue
             yield self.stored(row[:end], types, dict(zip(vectors, row[end:], strict=True)))
 

@@ -198,8 +198,8 @@ it rewrite the index five times in a million documents, this once. Each segment 
 PAGE_OVERHEAD_BYTES: Final = 46
 """Bytes of a page that SQLite needs beside a leaf of the index: FTS5's default is 4050 of 4096."""
 
-PAGE_ROWS: Final = 1_000
-"""Rows read at a time."""
+PAGE_ROWS: Final = 128
+"""Rows read at a time: so few that they are gone before the garbage collector looks at them."""
 
 IDS_PER_STATEMENT: Final = 10_000
 """Bound values a statement: SQLite allows 32766 by default."""
