@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
+
+import duckdb
 
 from ferryman.account import queries
 from ferryman.account.snapshot import EndedRow
@@ -25,7 +25,7 @@ from ferryman.state.outbox import pending_rows
 from ferryman.state.runs import PastRuns, load_runs
 from ferryman.state.state import SETTLED, STEP_TIME, State
 from ferryman.storage.files import StatePath
-from ferryman.storage.query import connect, register
+from ferryman.storage.query import register
 
 
 class EndedCounts(NamedTuple):
@@ -213,21 +213,14 @@ def done_between(
     """
     between = f"wave > {int(after)} AND wave <= {int(upto)} GROUP BY 1"
 
-    def read() -> tuple[dict[str, int], dict[str, int]]:
-        state = State(root, plan)
-        with (
-            state.readers.reading(),
-            tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
-            queries.explain_query_errors(state, Path(spill)),
-            connect(Path(spill)) as db,
-        ):
-            state.load_consistently([SETTLED])
-            for table, schema in ((state.ledger, LEDGER), (state.documents, DOCUMENTS)):
-                register(db, table.name, table.paths(name for name in table.files if name not in known), schema)
-            arrived = f"status = '{Status.INDEXED}' AND destination <> '' AND {between}"
-            return (
-                dict(db.execute(f"SELECT destination, count(*) FROM ledger WHERE {arrived}").fetchall()),
-                dict(db.execute(f"SELECT source, count(*) FROM documents WHERE {between}").fetchall()),
-            )
+    def count(state: State, db: duckdb.DuckDBPyConnection) -> tuple[dict[str, int], dict[str, int]]:
+        state.load_consistently([SETTLED])
+        for table, schema in ((state.ledger, LEDGER), (state.documents, DOCUMENTS)):
+            register(db, table.name, table.paths(name for name in table.files if name not in known), schema)
+        arrived = f"status = '{Status.INDEXED}' AND destination <> '' AND {between}"
+        return (
+            dict(db.execute(f"SELECT destination, count(*) FROM ledger WHERE {arrived}").fetchall()),
+            dict(db.execute(f"SELECT source, count(*) FROM documents WHERE {between}").fetchall()),
+        )
 
-    return queries.retry_read(root, read)
+    return queries.query_tables(root, plan, count)

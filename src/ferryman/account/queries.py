@@ -35,7 +35,7 @@ from ferryman.account.relations import (
     View,
     Wanted,
 )
-from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotUnusable
+from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotUnusable, WaveCounts
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
 from ferryman.plan.nodes import remembering_steps
@@ -81,12 +81,19 @@ _T = TypeVar("_T")
 
 def status(root: StatePath, plan: Plan) -> dict[str, Any]:
     """Return what ``status --json`` shows. ``balanced``: every delivery of every document is accounted for."""
-    cached = _load_cached(root, plan)
-    found = _count(root, plan, View.status) if cached is None else cached.status
+    return status_with_waves(root, plan, 0)[0]
+
+
+def status_with_waves(root: StatePath, plan: Plan, limit: int) -> tuple[dict[str, Any], list[WaveCounts]]:
+    """Return the results of ``status`` and of ``waves``, of one look at the state; at most ``counts.WAVES`` waves."""
+    if (cached := _load_cached(root, plan)) is None:
+        found, last = _count(root, plan, lambda view: (view.status(), view.waves(limit) if limit else []))
+    else:
+        found, last = cached.status, cached.waves[:limit]
     logs = retry_read(root, lambda: log_counts(State(root, plan), plan))  # not cached: logs grow while no run commits
     zero = dict.fromkeys(COUNTS, 0)
     combined = {name: {**zero, "delivered": number} for name, number in combined_counts(plan, logs).items()}
-    return {
+    all_of_it = {
         **found,
         "sources": {**found["sources"], **logs},
         "destinations": {**found["destinations"], **combined},
@@ -94,6 +101,7 @@ def status(root: StatePath, plan: Plan) -> dict[str, Any]:
         **retained_counts(root, plan),
         **unseen_deletes(root, plan),
     }
+    return all_of_it, last
 
 
 def retained_counts(root: StatePath, plan: Plan) -> dict[str, Any]:
@@ -162,13 +170,23 @@ def load_for_reading(root: StatePath, plan: Plan) -> State:
     Raises:
         UsageError: there is no state yet.
     """
-    state = State(root, plan)
+    state = _find_state(root, plan)
+    with state.readers.reading():
+        state.load()
+    return state
+
+
+def _find_state(root: StatePath, plan: Plan | None) -> State:
+    """Return a state without its tables.
+
+    Raises:
+        UsageError: there is none yet.
+    """
+    state = State(root, plan if plan is not None else plan_of(root))
     if not state.exists:
         raise UsageError(
             f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
         )
-    with state.readers.reading():
-        state.load()
     return state
 
 
@@ -218,8 +236,8 @@ def unread(root: StatePath, plan: Plan) -> dict[str, tuple[int, str]]:
     return query_view(root, plan, lambda view: view.unread(sources)) if sources else {}
 
 
-def waves(root: StatePath, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
-    """Return the last waves, newest first: ``wave``, ``created``, ``events``, ``delivered``, ``failed``."""
+def waves(root: StatePath, limit: int = 5, plan: Plan | None = None) -> list[WaveCounts]:
+    """Return the last waves, newest first."""
     if limit > WAVES:
         return query_view(root, plan, lambda view: view.waves(limit))
     cached = _load_cached(root, plan)
@@ -706,19 +724,26 @@ def open_view(
         UsageError: there is no state yet.
         StateDamaged, StateForeign: with the path.
     """
-    state = State(root, plan if plan is not None else plan_of(root))
-    if not state.exists:
-        raise UsageError(
-            f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
-        )
+    with _open_database(root, plan) as (state, db, spill):
+        state.verify()
+        yield View(db, state, spill, snapshot, wanted)
+
+
+@contextlib.contextmanager
+def _open_database(root: StatePath, plan: Plan | None) -> Iterator[tuple[State, duckdb.DuckDBPyConnection, Path]]:
+    """Open a database for queries on a state; yield the state without its tables, the database, and a folder for
+    intermediate results.
+
+    Raises: the errors of ``open_view``.
+    """
+    state = _find_state(root, plan)
     with (
         state.readers.reading(),
         tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
         explain_query_errors(state, Path(spill)),
         connect(Path(spill)) as db,
     ):
-        state.verify()
-        yield View(db, state, Path(spill), snapshot, wanted)
+        yield state, db, Path(spill)
 
 
 @contextlib.contextmanager
@@ -813,6 +838,19 @@ def query_view(root: StatePath, plan: Plan | None, query: Callable[[View], _T], 
     def read() -> _T:
         with open_view(root, plan, wanted=wanted) as view:
             return query(view)
+
+    return retry_read(root, read)
+
+
+def query_tables(root: StatePath, plan: Plan, query: Callable[[State, duckdb.DuckDBPyConnection], _T]) -> _T:
+    """Return the result of a query that loads and registers the tables it needs; it may be run several times.
+
+    Raises: the errors of ``open_view``.
+    """
+
+    def read() -> _T:
+        with _open_database(root, plan) as (state, db, _):
+            return query(state, db)
 
     return retry_read(root, read)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import shlex
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -13,9 +12,11 @@ from starlette.responses import Response
 
 from ferryman import account
 from ferryman.account import families
-from ferryman.account.queries import deliveries_with_reasons, last_entries, running
+from ferryman.account.queries import deliveries_with_reasons, last_entries, running, status_with_waves
+from ferryman.account.snapshot import WaveCounts
 from ferryman.counted_picture import svg_with_counts
 from ferryman.dashboard.answers import KnownAnswer, StillCounting
+from ferryman.dashboard.cells import command_of
 from ferryman.dashboard.places import PlanPlace, describe_error
 from ferryman.dashboard.web import FRESH_S, PAGE_ROWS, NotFound, WebPage
 from ferryman.errors import FerrymanError
@@ -257,9 +258,9 @@ def _count_facts(page: WebPage, places: Sequence[PlanPlace]) -> None:
 
 def _find_facts(place: PlanPlace) -> PlanFacts:
     plan = place.plan()
-    waves = account.waves(place.root, 1, plan)
+    status, waves = status_with_waves(place.root, plan, 1)
     last = waves[0]["created"] if waves else None
-    return PlanFacts(account.status(place.root, plan), last, account.stopped(place.root, plan), load_runs(place.root))
+    return PlanFacts(status, last, account.stopped(place.root, plan), load_runs(place.root))
 
 
 def verdict_of(
@@ -315,7 +316,8 @@ def plan(page: WebPage) -> Response:
             nothing,
         )
     by_node = ask_for_part(page, place, "by_node", lambda plan: account.by_node(place.root, plan), no_counts)
-    waves = ask_for_part(page, place, "waves", lambda plan: account.waves(place.root, 5, plan), nothing)
+    no_waves: list[WaveCounts] = []
+    waves = ask_for_part(page, place, "waves", lambda plan: account.waves(place.root, 5, plan), no_waves)
     level, verdict = verdict_of(place, status, counts, active, stopped)
     return page.render(
         "plan.html",
@@ -578,12 +580,13 @@ def runs(page: WebPage) -> Response:
     begin(page, place, "times", lambda plan: account.wave_times(place.root, 2 * _WAVES, plan))
     waves = ask(page, place, ("waves", _WAVES), lambda plan: account.waves(place.root, _WAVES, plan))
     times = ask(page, place, "times", lambda plan: account.wave_times(place.root, 2 * _WAVES, plan))
-    shown = []
+    shown, most = [], 1
     for wave in waves:
         first, last = times.get(wave["wave"], (None, None))
         seconds = (last - first).total_seconds() if first is not None and last is not None else 0.0
-        shown.append({**wave, "seconds": seconds})
-    most = max((wave["delivered"] + wave["failed"] for wave in waves), default=0)
+        bad = wave["pending"] + wave["failed"] + wave["rejected"] + wave["in_doubt"]
+        shown.append({**wave, "seconds": seconds, "bad": bad})
+        most = max(most, wave["delivered"] + bad)
     number = page.number("wave", 0, 1 << 60)
     events = []
     if number:
@@ -601,7 +604,7 @@ def runs(page: WebPage) -> Response:
         most_done=max((run.done for run in past), default=0) or 1,
         ends=_ENDS,
         waves=shown,
-        most=max(most, 1),
+        most=most,
         wave=number,
         events=events,
         most_events=_EVENTS,
@@ -662,7 +665,7 @@ def remembered(page: WebPage) -> Response:
         is_keyed=bool(keyed_nodes(place.plan().nodes)),
         stores=[(each, each.name in own) for each in found],
         dollars=dollars,
-        command=f"ferryman {shlex.join(['remembered', 'list', *words])}",
+        command=command_of("remembered", "list", *words),
         refresh_s=10,
     )
 
