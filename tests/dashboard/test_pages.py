@@ -113,13 +113,13 @@ def test_a_plan_says_what_status_says(world: PlanWorld, opened: Opened) -> None:
 def test_a_plan_is_shown_while_parts_of_it_are_counted(world: PlanWorld, opened: Opened, monkeypatch: Any) -> None:
     """The page comes with its counts, says that the rest follows, and has it soon after."""
     gate = threading.Event()
-    real = account.reasons
+    real = account.by_node_and_reasons
 
-    def reasons(*args: Any, **options: Any) -> Any:
+    def troubles(*args: Any) -> Any:
         gate.wait(60)
-        return real(*args, **options)
+        return real(*args)
 
-    monkeypatch.setattr(account, "reasons", reasons)
+    monkeypatch.setattr(account, "by_node_and_reasons", troubles)
     site = opened(world.state)
     site.answers.first_s = 0.5
     text = _until(site, lambda text: "5 delivered" in text)

@@ -88,6 +88,7 @@ def test_no_page_takes_what_strangers_wrote_for_markup(path: str, hostile: PlanW
     assert len(text) < 400_000
 
 
+@pytest.mark.rule("dashboard.strangers")
 @pytest.mark.parametrize(
     "page", ["", "/failures", "/failures?status=failed", "/runs?wave=1", "/verify", "/document", "/confirm", "/outcome"]
 )
@@ -102,6 +103,7 @@ def test_what_strangers_wrote_makes_no_element(page: str, hostile: PlanWorld, pl
         assert skeleton(pages[0].text) == skeleton(pages[1].text)
 
 
+@pytest.mark.rule("dashboard.strangers")
 @pytest.mark.parametrize("id", IDS)
 def test_a_form_acts_on_the_document_that_its_page_is_about(
     id: str, hostile: PlanWorld, opened: Opened, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +130,7 @@ def test_a_reason_of_several_lines_stays_in_the_filter(break_: str, tmp_path: Pa
     assert "Deliveries newest first" in text
 
 
+@pytest.mark.rule("dashboard.strangers")
 def test_a_command_stays_in_its_quotes() -> None:
     """However long a word is, and wherever it is cut: else what is copied into a terminal would run what a stranger
     wrote."""
@@ -150,6 +153,7 @@ def test_an_id_of_a_million_characters_makes_no_long_page(tmp_path: Path, opened
         assert len({*re.findall(r'href="[^"]*/document\?id=[^"]*', text)}) == 1
 
 
+@pytest.mark.rule("dashboard.strangers")
 @pytest.mark.parametrize(
     "name", ["a?b#c%2F-v1", "<img src=x onerror=alert(1)>", "line\nbreak", BIDI, "ünïcödé 文書", "a'b\"c"]
 )

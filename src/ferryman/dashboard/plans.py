@@ -99,7 +99,7 @@ class KnownFacts(NamedTuple):
 _NO_PACE: Final = (0, 0.0)
 _COUNTING: Final = "is being counted"
 """State of a plan in the list that was not counted yet."""
-_LINES_S: Final = 0.5
+_LINES_S: Final = 1.0
 """Seconds that the list of plans has for itself, of those that a page waits for the first answer."""
 _ORDER: Final = ("bad", "waits", "busy", "good", "none")
 
@@ -183,7 +183,7 @@ def plans(page: WebPage) -> Response:
     answers: list[KnownAnswer[Any]] = []
     with contextlib.suppress(StillCounting):  # what is counted by now is shown
         answers.append(ask("facts", now // FRESH_S, lambda: _count_facts(page, places), page.waited_s + _LINES_S))
-    answers.append(ask("plans", now // FRESH_S, lambda: _lines(page, places), page.waited_s, is_quick=True))
+    answers.append(ask("plans", now // FRESH_S, lambda: _lines(page, places), is_quick=True))
     for answer in answers:
         if answer.as_of is not None and now - answer.as_of > _OLD_S:
             page.current(answer)
@@ -205,7 +205,11 @@ def plans(page: WebPage) -> Response:
 
 
 def _lines(page: WebPage, places: Sequence[PlanPlace]) -> list[PlanLine]:
-    lines = [_line(page, place) for place in places]
+    page.dashboard.may_count.clear()
+    try:
+        lines = [_line(page, place) for place in places]
+    finally:
+        page.dashboard.may_count.set()
     return sorted(lines, key=lambda line: (_ORDER.index(line.level), line.place.key))
 
 
@@ -246,6 +250,7 @@ def _count_facts(page: WebPage, places: Sequence[PlanPlace]) -> None:
     for root in facts.keys() - {place.root for place in places if place.exists}:
         del facts[root]
     for place in places:
+        page.dashboard.may_count.wait()
         if not place.exists:
             continue
         try:
@@ -293,9 +298,8 @@ def plan(page: WebPage) -> Response:
     """Show one plan: the picture, what runs, what is left, which nodes are in trouble."""
     place = find_place(page)
     nothing: list[dict[str, Any]] = []
-    no_counts: dict[str, dict[str, int]] = {}
     begin(page, place, "status", lambda plan: account.status(place.root, plan))
-    begin(page, place, "by_node", lambda plan: account.by_node(place.root, plan))
+    begin(page, place, "troubles", lambda plan: _troubles(place, plan))
     status = status_of(page, place)
     plan = place.plan()
     active = running(place.root)
@@ -306,16 +310,8 @@ def plan(page: WebPage) -> Response:
     if counts["pending"]:
         question = ("pending", str(activity), str(active and active["until"]))
         pending = ask_for_part(page, place, question, lambda plan: account.pending_reasons(place.root, plan), nothing)
-    reasons = nothing
-    if any(counts[name] for name in RED):
-        reasons = ask_for_part(
-            page,
-            place,
-            ("reasons", RED),
-            lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS, among=RED),
-            nothing,
-        )
-    by_node = ask_for_part(page, place, "by_node", lambda plan: account.by_node(place.root, plan), no_counts)
+    no_troubles: Troubles = ({}, nothing)
+    by_node, reasons = ask_for_part(page, place, "troubles", lambda plan: _troubles(place, plan), no_troubles)
     no_waves: list[WaveCounts] = []
     waves = ask_for_part(page, place, "waves", lambda plan: account.waves(place.root, 5, plan), no_waves)
     level, verdict = verdict_of(place, status, counts, active, stopped)
@@ -341,6 +337,15 @@ def plan(page: WebPage) -> Response:
         command=place.command("status"),
         refresh_s=3 if active else 10,
     )
+
+
+Troubles = tuple[dict[str, dict[str, int]], list[dict[str, Any]]]
+"""Node -> status -> deliveries that have not arrived; and the reasons of those that need an operator."""
+
+
+def _troubles(place: PlanPlace, plan: Plan) -> Troubles:
+    """Return the counts of what has not arrived by node, and the reasons of what needs an operator."""
+    return account.by_node_and_reasons(place.root, plan, RED, _REASONS)
 
 
 def _nodes(plan: Plan, status: Mapping[str, Any], by_node: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
@@ -374,7 +379,7 @@ def picture(page: WebPage) -> Response:
     status = status_of(page, place)
     plan = place.plan()
     try:
-        by_node = ask(page, place, "by_node", lambda plan: account.by_node(place.root, plan))
+        by_node, _ = ask(page, place, "troubles", lambda plan: _troubles(place, plan))
         return svg_response(svg_with_counts(plan, {plan.name: (plan, place.root)}, {plan.name: status}, by_node))
     except StillCounting:
         return svg_response(svg(place.plan()))
@@ -675,7 +680,7 @@ def verifications(page: WebPage) -> Response:
     place = find_place(page)
     _check_exists(place)
     plan = place.plan()
-    known = account.queries.verifications(place.root, plan)
+    known = account.verifications(place.root, plan)
     destinations = [n for n in plan.nodes if n.kind in ("destination", "tee")]
     status = status_of(page, place)
     return page.render(
