@@ -69,6 +69,17 @@ def test_what_was_counted_is_read(trial: PlanWorld, nothing_is_counted: Callable
     trial.run(checked=False)
 
 
+def test_counts_of_another_version_are_not_read(trial: PlanWorld) -> None:
+    """It counted other things of a wave; so neither they nor the snapshot with them are taken."""
+    kept = questions(trial)
+    found: Any = files.unseal(trial.root / COUNTED)
+    for waves in (found["waves"], found["snapshot"]["waves"]):
+        for wave in waves:
+            del wave["rejected"]
+    files.replace(trial.root / COUNTED, files.seal(found))
+    assert questions(trial) == kept
+
+
 def test_merged_files_say_the_same(
     trial: PlanWorld, nothing_is_counted: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

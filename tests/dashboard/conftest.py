@@ -7,8 +7,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from starlette.testclient import TestClient
@@ -86,11 +88,43 @@ class Site(TestClient):
         found = re.search(r'name="csrf" value="([^"]*)"', self.get(page).text)
         return self.post(path, data={"csrf": found[1] if found else "", **fields})
 
+    def give(self, verb: str, why: str = "", **filters: str) -> Any:
+        """Send the form of a command about the plan ``trial``."""
+        page = "/plans/trial-v1/confirm"
+        return self.fill_in(f"{page}?{urlencode({'verb': verb, **filters})}", f"{page}?verb=retry", why=why)
+
 
 def words(text: str) -> str:
     """Return the text of a page."""
     text = re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL)
     return " ".join(html.unescape(text).split())
+
+
+class _Skeleton(HTMLParser):
+    """Reads the elements of a page, each of which has to be closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, tuple[str, ...]]] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = sorted(name for name, _ in attrs if (tag, name) != ("bdi", "title"))  # it says how long an id is
+        self.elements.append((tag, tuple(names)))
+        if tag not in ("meta", "link", "img", "input", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def skeleton(text: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the elements of a page, each with the names of its attributes."""
+    parser = _Skeleton()
+    parser.feed(text)
+    parser.close()
+    assert parser.open == []
+    return parser.elements
 
 
 Opened = Callable[..., Site]

@@ -24,7 +24,7 @@ def test_a_reason_is_retried_with_its_number_before_and_its_outcome_after(own_wo
     before = site.text(f"{PLAN}/confirm", **fields)
     assert "Retry: 2 deliveries" in before
     assert "ferryman retry PLAN" in before
-    done = site.fill_in(f"{PLAN}/confirm", f"{PLAN}/confirm?verb=retry", **fields, why="glued")
+    done = site.give(**fields, why="glued")
     text = words(done.text)
     assert "2 deliveries: 2 pending" in text
     assert own_world.counts()["pending"] == 3
@@ -58,7 +58,7 @@ def test_each_of_many_has_its_outcome(place: Path, opened: Opened) -> None:
     assert world.counts() == {"failed": 300}
     site = opened(world.state, allow_actions=True)
     assert "Retry: 300 deliveries" in site.text(f"{PLAN}/confirm", verb="retry", status="failed")
-    done = site.fill_in(f"{PLAN}/confirm", f"{PLAN}/confirm?verb=retry", verb="retry", status="failed")
+    done = site.give("retry", status="failed")
     assert "300 deliveries: 300 pending" in words(done.text)
     healed["on"] = True
     world.run()
@@ -78,7 +78,7 @@ def test_a_command_is_queued_while_a_run_holds_the_state(own_world: PlanWorld, o
     site = opened(own_world.state, allow_actions=True)
     state = own_world.take()
     try:
-        done = site.fill_in(f"{PLAN}/confirm", f"{PLAN}/confirm?verb=retry", verb="retry", status="failed")
+        done = site.give("retry", status="failed")
         assert "It is queued" in words(done.text)
     finally:
         state.release()
@@ -90,7 +90,7 @@ def test_a_document_is_sent_again(own_world: PlanWorld, opened: Opened) -> None:
     site = opened(own_world.state, allow_actions=True)
     text = site.text(f"{PLAN}/confirm", verb="retry --force", document="a")
     assert "Retry --force: 1 delivery" in text
-    site.fill_in(f"{PLAN}/confirm", f"{PLAN}/confirm?verb=retry", verb="retry --force", document="a")
+    site.give("retry --force", document="a")
     own_world.run()
     assert own_world.arrived()["a"] == 2
     assert own_world.arrived()["b"] == 1
@@ -98,14 +98,14 @@ def test_a_document_is_sent_again(own_world: PlanWorld, opened: Opened) -> None:
 
 def test_only_one_document_at_a_time_is_sent_again(own_world: PlanWorld, opened: Opened) -> None:
     site = opened(own_world.state, allow_actions=True)
-    done = site.fill_in(f"{PLAN}/confirm", f"{PLAN}/confirm?verb=retry", verb="retry --force")
+    done = site.give("retry --force")
     assert done.status_code == 400
 
 
 def test_failures_are_given_up(own_world: PlanWorld, opened: Opened) -> None:
     site = opened(own_world.state, allow_actions=True)
     verb = "resolve --as dropped"
-    site.fill_in(f"{PLAN}/confirm", f"{PLAN}/confirm?verb=retry", verb=verb, document="refused")
+    site.give(verb, document="refused")
     assert own_world.counts()["dropped"] == 1
     assert "dashboard of" in own_world.history("refused")[-1]["message"]
 
@@ -113,7 +113,7 @@ def test_failures_are_given_up(own_world: PlanWorld, opened: Opened) -> None:
 @pytest.mark.parametrize("verb", ["", "rm", "adopt", "verify --delete-extra", "retry --force\n", "queue skip"])
 def test_no_other_verb_is_offered(verb: str, own_world: PlanWorld, opened: Opened) -> None:
     site = opened(own_world.state, allow_actions=True)
-    assert site.fill_in(f"{PLAN}/confirm", f"{PLAN}/confirm?verb=retry", verb=verb).status_code == 400
+    assert site.give(verb).status_code == 400
     assert own_world.status()["waves"] == 1
 
 
@@ -122,10 +122,9 @@ def test_two_persons_act_under_their_own_names(own_world: PlanWorld, opened: Ope
     one = opened(own_world.state, tokens=tokens, token=OPERATOR, allow_actions=True)
     other = opened(own_world.state, tokens=tokens, token="olgas-secret-0123456789", allow_actions=True)
     reader = opened(own_world.state, tokens=tokens, token=READER, allow_actions=True)
-    page = f"{PLAN}/confirm?verb=retry"
-    one.fill_in(f"{PLAN}/confirm", page, verb="retry", document="bad1")
-    other.fill_in(f"{PLAN}/confirm", page, verb="retry", document="bad22")
-    assert reader.fill_in(f"{PLAN}/confirm", page, verb="retry", document="bug").status_code == 403
+    one.give("retry", document="bad1")
+    other.give("retry", document="bad22")
+    assert reader.give("retry", document="bug").status_code == 403
     assert own_world.history("bad1")[-1]["message"].startswith("retry by otto")
     assert own_world.history("bad22")[-1]["message"].startswith("retry by olga")
     assert own_world.statuses("bug")[-1] != "RESTART"

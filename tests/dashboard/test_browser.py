@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import pytest
 from selenium.webdriver.common.keys import Keys
@@ -19,16 +20,18 @@ from selenium.webdriver.support.expected_conditions import staleness_of
 from selenium.webdriver.support.wait import WebDriverWait
 
 from ferryman import account
-from ferryman.destinations.base import Delivery
+from ferryman.destinations.base import Delivery, Outcome
 from ferryman.intake import JobQueue
 from ferryman.operations import submit_command
 from ferryman.plan import Plan
 from ferryman.plan.load import load_plan
+from ferryman.queues import Queue
 from ferryman.sources import Memory
 from ferryman.state.commands import Command
 from tests.dashboard.browsing import click, complaints, evaluate, overflow, press, served, tab_to, text_of, type_keys
 from tests.dashboard.conftest import OPERATOR, READER, TOKENS, fill
 from tests.dashboard.showcase import showcase
+from tests.dashboard.test_strangers import BIDI, CONTROL, IDS, LINES, MARKUP
 from tests.servers.browser import ChromiumServer, cdp, console
 from tests.servers.cache import Missing
 from tests.servers.nginx import Nginx
@@ -422,6 +425,28 @@ def test_a_retry_by_click_without_a_script(tmp_path: Path, chromium: ChromiumSer
             driver.switch_to.active_element.send_keys(Keys.ENTER)
             assert evaluate(driver, "document.activeElement.id") == "main"
     assert world.counts()["pending"] == 2
+
+
+def test_what_strangers_wrote_does_nothing(tmp_path: Path, chromium: ChromiumServer) -> None:
+    """In names, reasons and messages: no dialog opens, and the browser complains of nothing, not even of what the
+    policy would keep from running. A document with line breaks in its id is retried by click."""
+    world = PlanWorld(tmp_path / "work")
+    world.build(answer=lambda delivery: Outcome.permanent(f"{MARKUP} {BIDI} {CONTROL}"))
+    world.put(*IDS)
+    world.run()
+    Queue("q", tmp_path / "work").append([{MARKUP: BIDI}])
+    with served("--allow-actions", "work", cwd=tmp_path) as url, chromium.open() as driver:
+        for page in ("", "/failures?status=failed", "/runs?wave=1", f"/document?{urlencode({'id': MARKUP})}"):
+            driver.get(f"{url}/plans/trial-v1{page}")
+            text_of(driver)
+            assert overflow(driver) <= 0
+        driver.get(f"{url}/queues/q")
+        driver.get(f"{url}/plans/trial-v1/document?{urlencode({'id': LINES})}")
+        click(driver, "Retry it")
+        click(driver, "Retry 1 delivery")
+        assert "1 delivery: 1 pending" in text_of(driver)
+        assert console(driver) == []
+    assert world.statuses(LINES)[-1] == "RESTART"
 
 
 @pytest.mark.slow

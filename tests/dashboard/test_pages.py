@@ -71,19 +71,19 @@ def test_the_list_is_there_before_all_plans_are_counted(
 ) -> None:
     """A thousand plans take a minute: those that were not counted yet say so, and are counted soon after."""
     gate = threading.Event()
-    real = account.status
+    real = plans.status_with_waves
 
-    def status(root: Path, plan: Plan) -> Any:
+    def status(root: Path, plan: Plan, limit: int) -> Any:
         if plan.name == "zzz":
             gate.wait(60)
-        return real(root, plan)
+        return real(root, plan, limit)
 
     other = PlanWorld(place / "other")
     other.plan = Plan("zzz", version=1)
     other.source().destination("out", other.out())
     other.put("x")
     other.run()
-    monkeypatch.setattr(account, "status", status)
+    monkeypatch.setattr(plans, "status_with_waves", status)
     site = opened(world.state, place)
     site.answers.first_s = 1.5
     text = _until(site, lambda text: "trial-v1 has failures" in text, "/")
@@ -113,13 +113,13 @@ def test_a_plan_says_what_status_says(world: PlanWorld, opened: Opened) -> None:
 def test_a_plan_is_shown_while_parts_of_it_are_counted(world: PlanWorld, opened: Opened, monkeypatch: Any) -> None:
     """The page comes with its counts, says that the rest follows, and has it soon after."""
     gate = threading.Event()
-    real = account.reasons
+    real = account.by_node_and_reasons
 
-    def reasons(*args: Any, **options: Any) -> Any:
+    def troubles(*args: Any) -> Any:
         gate.wait(60)
-        return real(*args, **options)
+        return real(*args)
 
-    monkeypatch.setattr(account, "reasons", reasons)
+    monkeypatch.setattr(account, "by_node_and_reasons", troubles)
     site = opened(world.state)
     site.answers.first_s = 0.5
     text = _until(site, lambda text: "5 delivered" in text)
@@ -199,7 +199,10 @@ def test_runs_are_shown_wave_by_wave(world: PlanWorld, opened: Opened) -> None:
     site = opened(world.state)
     [wave] = [each for each in account.waves(world.root, plan=world.plan) if each["wave"] == 1]
     page = site.get(f"{PLAN}/runs", params={"wave": "1"}).text
-    assert f"{wave['delivered']} delivered, {wave['failed']} failed" in page
+    bad = sum(wave[name] for name in ("pending", "failed", "rejected", "in_doubt"))
+    assert f"{wave['delivered']} delivered, {bad} not" in page
+    for name in ("delivered", "pending", "failed", "rejected", "in_doubt"):
+        assert f'data-label="{name.replace("_", " ").capitalize()}">{wave[name]}</td>' in page
     assert "What happened in wave 1" in page
 
 

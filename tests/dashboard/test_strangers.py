@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
+from xml.etree import ElementTree
 
+import lxml.html
 import pytest
 
 from ferryman import limits
+from ferryman.dashboard import actions
 from ferryman.dashboard.app import PAGES
-from ferryman.dashboard.cells import ago, clean, clean_lines, code, when
+from ferryman.dashboard.cells import WORD_CHARACTERS, ago, clean, clean_lines, code, command_of, when
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.engine.migration import migrate
 from ferryman.intake import JobQueue
+from ferryman.operations import Retried
 from ferryman.plan import Plan
 from ferryman.queues import Queue
 from ferryman.state.activity import Activity
-from tests.dashboard.conftest import Opened, fill
+from ferryman.state.commands import Command
+from ferryman.state.state import PLAN as PLAN_FILE
+from ferryman.storage import files
+from tests.dashboard.conftest import Opened, fill, skeleton, words
 from tests.support.plan_world import PlanWorld
 
 PLAN = "/plans/trial-v1"
@@ -27,11 +37,15 @@ MARKUP = "<script>alert('x')</script>\"'><img src=x onerror=alert(1)>{{7*7}}"
 BIDI = "invoice\u202egnp.exe\u2066\u200b"
 CONTROL = "line\rbreak\x1b[31mred\x07"
 LONG = "0123456789" * 20
+LINES = "two\nlines\r\nand\rmore"
 IDS = [
     MARKUP,
     BIDI,
     CONTROL,
     LONG,
+    LINES,
+    "]]><![CDATA[<svg onload=alert(1)>-->",
+    "nul\x00byte",
     "ünïcödé 文書 🚢",
     "a/../../etc/passwd",
     "a b&c=d?f%20g+h",
@@ -39,8 +53,21 @@ IDS = [
 ]
 
 
+PLAIN_IDS = [f"plain-{chr(ord('a') + n)}" for n in range(len(IDS))]
+
+
 def _answer(delivery: Delivery) -> Outcome:
     return Outcome.permanent(f"{delivery.id} {'<b>long</b> ' * 100_000} https://user:secret@host/x?key=hidden")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> PlanWorld:
+    """A state like ``hostile``, of as many documents with plain names."""
+    world = PlanWorld(tmp_path_factory.mktemp("plain"))
+    world.build(answer=_answer)
+    world.put(*PLAIN_IDS)
+    world.run()
+    return world
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +86,110 @@ def test_no_page_takes_what_strangers_wrote_for_markup(path: str, hostile: PlanW
     text = opened(hostile.state).get(path, params=parameters).text
     _is_harmless(text)
     assert len(text) < 400_000
+
+
+@pytest.mark.rule("dashboard.strangers")
+@pytest.mark.parametrize(
+    "page", ["", "/failures", "/failures?status=failed", "/runs?wave=1", "/verify", "/document", "/confirm", "/outcome"]
+)
+def test_what_strangers_wrote_makes_no_element(page: str, hostile: PlanWorld, plain: PlanWorld, opened: Opened) -> None:
+    """Each page has the elements, with the attributes, that it has of plain names, in the same order, all closed."""
+    site, other = opened(hostile.state, allow_actions=True), opened(plain.state, allow_actions=True)
+    for ids in zip(IDS, PLAIN_IDS, strict=True) if "?" not in page else [("", "")]:
+        queries = [urlencode({"id": id, "document": id, "verb": "retry", "message": id}) for id in ids]
+        paths = [page if "?" in page else f"{page}?{query}" for query in queries]
+        pages = [each.get(PLAN + path) for each, path in zip((site, other), paths, strict=True)]
+        assert [each.status_code for each in pages] == [200, 200]
+        assert skeleton(pages[0].text) == skeleton(pages[1].text)
+
+
+@pytest.mark.rule("dashboard.strangers")
+@pytest.mark.parametrize("id", IDS)
+def test_a_form_acts_on_the_document_that_its_page_is_about(
+    id: str, hostile: PlanWorld, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if there is a line break in its id, which browsers change in the fields of a form."""
+    asked: list[Command] = []
+    monkeypatch.setattr(actions, "submit_command", lambda plan, state, command: asked.append(command) or Retried(1))
+    site = opened(hostile.state, allow_actions=True)
+    page = site.get(f"{PLAN}/confirm", params={"verb": "retry", "document": id}).text
+    [form] = lxml.html.fromstring(page).xpath("//main//form[@method='post']")
+    fields = {name: re.sub(r"\r\n|\r|\n", "\r\n", value) for name, value in form.fields.items() if value is not None}
+    site.post(form.action, data=fields, follow_redirects=False)
+    assert [each.document for each in asked] == [id]
+
+
+@pytest.mark.parametrize("break_", ["\n", "\r\n"])
+def test_a_reason_of_several_lines_stays_in_the_filter(break_: str, tmp_path: Path, opened: Opened) -> None:
+    """A browser sends each line break of a form as CR LF."""
+    world = PlanWorld(tmp_path)
+    world.build(answer=lambda delivery: Outcome.permanent(f"ERROR: no such column{break_}LINE 1: SELECT"))
+    world.put("a")
+    world.run()
+    text = opened(world.state).text(f"{PLAN}/failures", reason="ERROR: no such column\r\nLINE 1: SELECT")
+    assert "Deliveries newest first" in text
+
+
+@pytest.mark.rule("dashboard.strangers")
+def test_a_command_stays_in_its_quotes() -> None:
+    """However long a word is, and wherever it is cut: else what is copied into a terminal would run what a stranger
+    wrote."""
+    for shift in range(12):
+        word = "a" * (WORD_CHARACTERS // 2 - shift) + "'" * 8 + "b" * WORD_CHARACTERS + "'; $(touch x) `touch x` '" * 50
+        command = command_of("history", "PLAN", word, "--limit", "1")
+        assert shlex.split(command) == ["ferryman", "history", "PLAN", clean(word, WORD_CHARACTERS), "--limit", "1"]
+
+
+def test_an_id_of_a_million_characters_makes_no_long_page(tmp_path: Path, opened: Opened) -> None:
+    """It has no link: no server takes a URL of that length."""
+    world = PlanWorld(tmp_path)
+    world.build(answer=_answer)
+    world.put("x" * 1_000_000, "<&>" * 1_000)
+    world.run()
+    site = opened(world.state)
+    for page in ("", "/failures?status=failed", "/runs?wave=1"):
+        text = site.get(f"{PLAN}{page}").text
+        assert len(text) < 200_000
+        assert len({*re.findall(r'href="[^"]*/document\?id=[^"]*', text)}) == 1
+
+
+@pytest.mark.rule("dashboard.strangers")
+@pytest.mark.parametrize(
+    "name", ["a?b#c%2F-v1", "<img src=x onerror=alert(1)>", "line\nbreak", BIDI, "ünïcödé 文書", "a'b\"c"]
+)
+def test_a_folder_of_any_name_is_opened_by_its_link(name: str, tmp_path: Path, opened: Opened) -> None:
+    """Also if a part of it has a meaning in URLs."""
+    world = PlanWorld(tmp_path / "made").build()
+    world.put("a")
+    world.run()
+    (tmp_path / "copied").mkdir()
+    shutil.copytree(world.root, tmp_path / "copied" / name)
+    site = opened(tmp_path / "copied")
+    page = site.get("/").text
+    [link] = lxml.html.fromstring(page).xpath("//table//th/a/@href")
+    text = site.get(link).text
+    assert "1 delivered" in words(text)
+    for each in (page, text):
+        skeleton(each)
+        _is_harmless(each)
+
+
+def test_names_in_a_record_that_was_changed_are_text(own_world: PlanWorld, opened: Opened) -> None:
+    """No plan has such names; whoever can write to a state may have put them there."""
+    name = f"{MARKUP} {BIDI} {CONTROL} ]]>"
+    record = own_world.root / PLAN_FILE
+    text = json.dumps(files.unseal(record)).replace('"out"', json.dumps(name))
+    files.replace(record, files.seal(json.loads(text)))
+    site = opened(own_world.state)
+    for page in ("", "/failures", "/runs", "/verify"):
+        response = site.get(f"{PLAN}{page}")
+        assert response.status_code == 200
+        skeleton(response.text)
+        _is_harmless(re.sub(r' value="[^"]*"', "", response.text))
+    picture = site.get(f"{PLAN}/picture.svg").text
+    tags = {each.tag.rpartition("}")[2] for each in ElementTree.fromstring(picture).iter()}
+    assert tags <= {"svg", "title", "desc", "style", "defs", "marker", "path", "rect", "g", "text", "polygon"}
+    _is_harmless(picture)
 
 
 @pytest.mark.parametrize("id", IDS)
@@ -93,8 +224,6 @@ def test_an_id_that_nobody_has_is_not_there(id: str, hostile: PlanWorld, opened:
 
 
 def _quoted(text: str) -> str:
-    from urllib.parse import quote
-
     return quote(text, errors="surrogateescape")
 
 
@@ -112,8 +241,7 @@ def test_the_reason_of_an_operator_is_text(own_world: PlanWorld, opened: Opened)
     """On the page of the outcome, on the document's, and among the events of the wave."""
     site = opened(own_world.state, allow_actions=True)
     why = f"{MARKUP} {BIDI} {CONTROL} https://user:secret@host/x?key=hidden"
-    form = {"verb": "resolve --as dropped", "document": "refused", "why": why}
-    done = site.fill_in(f"{PLAN}/confirm", f"{PLAN}/confirm?verb=retry", **form)
+    done = site.give("resolve --as dropped", why, document="refused")
     texts = [done.text, site.get(f"{PLAN}/document?id=refused").text, site.get(f"{PLAN}/runs?wave=2").text]
     for text in texts:
         assert "alert" in text
@@ -140,10 +268,14 @@ def test_fields_of_the_intake_are_text(tmp_path: Path, opened: Opened) -> None:
 
 
 def test_messages_of_a_queue_are_text(tmp_path: Path, opened: Opened) -> None:
-    Queue("q", tmp_path).append([{"text": MARKUP, "long": "y" * 100_000, "turned": BIDI}])
-    text = opened(tmp_path).get("/queues/q").text
+    texts = [MARKUP, BIDI, CONTROL, "]]>", "\0", "y" * 100_000]
+    Queue("q", tmp_path).append([{"text": each, each: {each: [each]}} for each in texts])
+    Queue("plain", tmp_path).append([{"text": "a"} for _ in texts])
+    site = opened(tmp_path)
+    text = site.get("/queues/q").text
     _is_harmless(text)
     assert len(text) < 20_000
+    assert skeleton(text) == skeleton(site.get("/queues/plain").text)
 
 
 def test_cells_are_short_and_harmless() -> None:
@@ -297,7 +429,7 @@ def test_a_migrated_state_says_so_and_takes_no_command(place: Path, opened: Open
     site = opened(world.state, allow_actions=True)
     assert "trial-v1 replaced by a newer version" in site.text("/")
     assert "taken over" in site.text(PLAN)
-    done = site.fill_in(f"{PLAN}/confirm", f"{PLAN}/confirm?verb=retry", verb="retry", status="failed")
+    done = site.give("retry", status="failed")
     assert done.status_code == 500
     assert "version 2 of this plan continues" in done.text
 

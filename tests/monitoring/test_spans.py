@@ -88,7 +88,7 @@ class Odd(Watch):
 
     def phase(self, wave: int, name: str) -> None:
         if name == "deliver":
-            raise ValueError("caf\udce9 \u202e.txt" + "x" * 100_000)
+            raise ValueError("caf\udce9 \u202e\0.txt" + "x" * 100_000)
 
 
 def test_a_text_that_is_no_unicode_arrives_escaped(trial: PlanWorld, collector: Receiver) -> None:
@@ -99,7 +99,8 @@ def test_a_text_that_is_no_unicode_arrives_escaped(trial: PlanWorld, collector: 
     [run] = named(spans_of(collector), "run")
     assert run.status.message.startswith("caf\\udce9")
     end = json.loads((trial.folder / "events.jsonl").read_text().splitlines()[-1])
-    assert end["run"]["facets"]["errorMessage"]["message"].startswith("caf\\udce9")
+    assert end["run"]["facets"]["errorMessage"]["message"].startswith("caf\\udce9 \u202e\\x00.txt")
+    assert "\0" not in str(end)
 
 
 def test_the_environment_says_who_sends_and_what_is_above(

@@ -6,11 +6,13 @@ from ferryman.account.families import joined_documents as joined_documents
 from ferryman.account.families import nearest_documents as nearest_documents
 from ferryman.account.figures import Figures as Figures
 from ferryman.account.figures import UnreadFigures as UnreadFigures
+from ferryman.account.figures import activity as activity
 from ferryman.account.figures import backlog as backlog
 from ferryman.account.figures import figures as figures
+from ferryman.account.figures import verifications as verifications
 from ferryman.account.queries import StateTables as StateTables
-from ferryman.account.queries import activity as activity
 from ferryman.account.queries import by_node as by_node
+from ferryman.account.queries import by_node_and_reasons as by_node_and_reasons
 from ferryman.account.queries import cache_counts as cache_counts
 from ferryman.account.queries import count_deliveries as count_deliveries
 from ferryman.account.queries import deliveries as deliveries

@@ -25,6 +25,7 @@ from ferryman.account.snapshot import (
     EndedRow,
     Snapshot,
     SnapshotWriter,
+    WaveCounts,
     check_families,
     concatenate,
     family_hash_sql,
@@ -440,7 +441,7 @@ class CachedCounts(msgspec.Struct):
     of: tuple[int, int, int]
     reached: dict[str, list[str]]
     status: dict[str, Any]
-    waves: list[dict[str, Any]]
+    waves: list[WaveCounts]
     has_not_read: bool | None = None
     held: int | None = None
     ended: list[EndedRow] | None = None
@@ -486,7 +487,7 @@ def save_cached(
     state: State,
     reached: Mapping[str, Any],
     status: dict[str, Any],
-    waves: list[dict[str, Any]],
+    waves: list[WaveCounts],
     *,
     has_not_read: bool,
     held: int,

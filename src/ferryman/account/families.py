@@ -6,7 +6,6 @@ their own, named after their file: ``products.csv#row=2``. They count as the fam
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
@@ -17,8 +16,9 @@ import duckdb
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.account.queries import explain_query_errors, query_view, retry_read
+from ferryman.account.queries import query_tables, query_view
 from ferryman.account.relations import Filter, Selection, View
+from ferryman.document import storable_id
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.records.families import SEPARATOR, in_family, in_family_sql
@@ -27,7 +27,7 @@ from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, TERMINAL, S
 from ferryman.state.outbox import pending_rows
 from ferryman.state.state import State
 from ferryman.storage.files import StatePath
-from ferryman.storage.query import connect, quote, quote_list, register, select_rows
+from ferryman.storage.query import quote, quote_list, register, select_rows
 from ferryman.storage.tables import Table
 
 _T = TypeVar("_T")
@@ -82,6 +82,7 @@ def family_statuses(root: StatePath, family: str, plan: Plan | None = None) -> l
         UsageError: there is no state yet.
         StateDamaged: a file is damaged; it is named.
     """
+    family = storable_id(family)
     return query_view(root, plan, lambda view: _of_family(view, family), Filter(family=family).selection)
 
 
@@ -96,6 +97,7 @@ def history(
         limit: number of events of a page; None: return all events.
         page: 1: the newest events; 2: those before them; and so on.
     """
+    document = storable_id(document)
     wanted = partial(_history_selection, document, families=False)
     return query_view(root, plan, lambda view: _history_rows(view, document, limit, page), wanted)
 
@@ -134,7 +136,8 @@ def nearest_documents(root: StatePath, document: str, plan: Plan | None = None, 
         ) ORDER BY contains(lower(id), lower($document)) DESC,
             jaro_winkler_similarity(lower(id), lower($document)) DESC, id LIMIT {int(limit)}
     """
-    return [row["id"] for row in query_view(root, plan, lambda view: view.rows(query, {"document": document}))]
+    parameters = {"document": storable_id(document)}
+    return [row["id"] for row in query_view(root, plan, lambda view: view.rows(query, parameters))]
 
 
 _SIMILAR: Final = 0.8
@@ -148,7 +151,8 @@ def joined_documents(root: StatePath, join: str, entry: str, plan: Plan | None =
             SELECT origin FROM ledger WHERE source = $join UNION ALL SELECT origin FROM unsent WHERE source = $join
         ) WHERE list_contains(string_split(origin, '&'), $entry) ORDER BY origin
     """
-    rows = query_view(root, plan, lambda view: view.rows(query, {"join": join, "entry": entry}))
+    parameters = {"join": join, "entry": storable_id(entry)}
+    rows = query_view(root, plan, lambda view: view.rows(query, parameters))
     return [row["origin"] for row in rows]
 
 
@@ -163,6 +167,7 @@ def history_with_statuses(
     def query(view: View) -> tuple[list[dict[str, Any]], list[FamilyStatus]]:
         return _history_rows(view, document, limit), _of_family(view, document)
 
+    document = storable_id(document)
     events, statuses = query_view(root, plan, query, partial(_history_selection, document))
     if events and events[-1]["document"] == document != events[-1]["origin"]:
         statuses = family_statuses(root, events[-1]["origin"], plan)
@@ -189,7 +194,7 @@ def older_deliveries(root: StatePath, origin: str, plan: Plan | None = None) -> 
     """
 
     def query(view: View) -> list[OlderDelivery]:
-        held = view.held(Filter(origin=origin))
+        held = view.held(Filter(origin=storable_id(origin)))
         return [OlderDelivery(row["document"], row["destination"]) for row in held]
 
     return query_view(root, plan, query)
@@ -319,30 +324,19 @@ def _count(db: duckdb.DuckDBPyConnection) -> int:
 def _query_last(root: StatePath, plan: Plan, name: str, query: Callable[[duckdb.DuckDBPyConnection], _T]) -> _T:
     """Run a query with the view ``last``: the last row of each key that has a state."""
 
-    def read() -> _T:
-        state = State(root, plan)
-        with (
-            state.readers.reading(),
-            tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
-            explain_query_errors(state, Path(spill)),
-            connect(Path(spill)) as db,
-        ):
-            table = state.keyed[name].state
-            if table.exists:
-                table.load()
-            register(db, "states", table.paths(), KEY_STATE)
-            db.execute("""
-                CREATE TEMP VIEW last AS SELECT * FROM (
-                    SELECT * FROM states QUALIFY row_number() OVER (PARTITION BY bucket, key ORDER BY wave DESC) = 1
-                ) WHERE value IS NOT NULL
-            """)
-            return query(db)
+    def query_state(state: State, db: duckdb.DuckDBPyConnection) -> _T:
+        table = state.keyed[name].state
+        if table.exists:
+            table.load()
+        register(db, "states", table.paths(), KEY_STATE)
+        db.execute("""
+            CREATE TEMP VIEW last AS SELECT * FROM (
+                SELECT * FROM states QUALIFY row_number() OVER (PARTITION BY bucket, key ORDER BY wave DESC) = 1
+            ) WHERE value IS NOT NULL
+        """)
+        return query(db)
 
-    if not State(root, plan).exists:
-        raise UsageError(
-            f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
-        )
-    return retry_read(root, read)
+    return query_tables(root, plan, query_state)
 
 
 # --- results of single documents, for callers that wait for their last delivery ---

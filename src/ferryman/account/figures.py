@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import duckdb
+import msgspec
 
 from ferryman.account import queries
 from ferryman.account.snapshot import EndedRow
+from ferryman.errors import StateDamaged
 from ferryman.plan import CalledNode, DestinationNode, Plan, logs_read, sources_of
 from ferryman.records.rows import DOCUMENTS, LEDGER, Status, display_status
 from ferryman.sources.log import Log
@@ -24,8 +26,9 @@ from ferryman.state.logs import log_counts
 from ferryman.state.outbox import pending_rows
 from ferryman.state.runs import PastRuns, load_runs
 from ferryman.state.state import SETTLED, STEP_TIME, State
+from ferryman.state.targets import load_targets, load_verified
 from ferryman.storage.files import StatePath
-from ferryman.storage.query import connect, register
+from ferryman.storage.query import register
 
 
 class EndedCounts(NamedTuple):
@@ -108,7 +111,7 @@ def figures(root: StatePath, plan: Plan) -> Figures:
         sum(file.size for table in state.tables for file in table.files.values()),
         {
             name: dt.datetime.fromisoformat(each["clean"]["at"]).timestamp()
-            for name, each in queries.verifications(root, plan).items()
+            for name, each in verifications(root, plan).items()
             if each["clean"] is not None
         },
     )
@@ -213,21 +216,62 @@ def done_between(
     """
     between = f"wave > {int(after)} AND wave <= {int(upto)} GROUP BY 1"
 
-    def read() -> tuple[dict[str, int], dict[str, int]]:
-        state = State(root, plan)
-        with (
-            state.readers.reading(),
-            tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
-            queries.explain_query_errors(state, Path(spill)),
-            connect(Path(spill)) as db,
-        ):
-            state.load_consistently([SETTLED])
-            for table, schema in ((state.ledger, LEDGER), (state.documents, DOCUMENTS)):
-                register(db, table.name, table.paths(name for name in table.files if name not in known), schema)
-            arrived = f"status = '{Status.INDEXED}' AND destination <> '' AND {between}"
-            return (
-                dict(db.execute(f"SELECT destination, count(*) FROM ledger WHERE {arrived}").fetchall()),
-                dict(db.execute(f"SELECT source, count(*) FROM documents WHERE {between}").fetchall()),
-            )
+    def count(state: State, db: duckdb.DuckDBPyConnection) -> tuple[dict[str, int], dict[str, int]]:
+        state.load_consistently([SETTLED])
+        for table, schema in ((state.ledger, LEDGER), (state.documents, DOCUMENTS)):
+            register(db, table.name, table.paths(name for name in table.files if name not in known), schema)
+        arrived = f"status = '{Status.INDEXED}' AND destination <> '' AND {between}"
+        return (
+            dict(db.execute(f"SELECT destination, count(*) FROM ledger WHERE {arrived}").fetchall()),
+            dict(db.execute(f"SELECT source, count(*) FROM documents WHERE {between}").fetchall()),
+        )
 
-    return queries.retry_read(root, read)
+    return queries.query_tables(root, plan, count)
+
+
+def activity(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``status --json`` shows beside the counts: ``running``, ``pending_reasons``, ``stopped``,
+    ``held``, ``verified``.
+
+    Args:
+        counts: the result of ``status``.
+    """
+    is_pending = any(numbers["pending"] for numbers in counts["destinations"].values())
+    return {
+        "running": queries.running(root),
+        "pending_reasons": queries.pending_reasons(root, plan) if is_pending else [],
+        "stopped": queries.retry_read(root, lambda: queries.stopped(root, plan)),
+        "held": queries.held_deletes(root, plan, counts),
+        "verified": verifications(root, plan),
+    }
+
+
+def verifications(root: StatePath, plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return destination -> what is known of its target: ``through``, the last wave up to which everything was there
+    (None: none); ``clean``, ``failed`` and ``sampled``, the last verifications (``wave``, ``at``, ``compared``,
+    ``differing``) that found all of it, that found a difference, and that found all of a sample; ``target``, why it may
+    differ now. Only destinations of which anything is known.
+    """
+    try:
+        targets, verified = load_targets(root), load_verified(root)
+    except StateDamaged:
+        return {}  # ``fsck`` names the file
+    found = {}
+    for name in (node.name for node in plan.nodes):
+        past, target = verified.get(name), targets.get(name)
+        is_suspect = target is not None and target.needs_verification
+        if past is None and not is_suspect:
+            continue
+        times = {kind: getattr(past, kind, None) for kind in ("clean", "failed", "sampled")}
+        found[name] = {
+            "through": None if times["clean"] is None else times["clean"].wave,
+            **{
+                kind: None if each is None else {**_NONE_DIFFERS, **msgspec.to_builtins(each)}
+                for kind, each in times.items()
+            },
+            "target": target.describe() if target is not None and is_suspect else "",
+        }
+    return found
+
+
+_NONE_DIFFERS: Final = {"differing": 0}

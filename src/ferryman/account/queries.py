@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 import duckdb
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,7 +34,7 @@ from ferryman.account.relations import (
     View,
     Wanted,
 )
-from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotUnusable
+from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotUnusable, WaveCounts
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
 from ferryman.plan.nodes import remembering_steps
@@ -56,7 +55,6 @@ from ferryman.state.logs import RANGES, LogPositions, combined_counts, log_count
 from ferryman.state.outbox import pending_rows
 from ferryman.state.source_memory import load_memories
 from ferryman.state.state import COUNTED, SETTLED, TABLES, WAVE, State, damaged_data, plan_of
-from ferryman.state.targets import load_targets, load_verified
 from ferryman.storage import files, parquet
 from ferryman.storage.delta import open_log
 from ferryman.storage.files import StatePath, is_disk_full
@@ -81,12 +79,19 @@ _T = TypeVar("_T")
 
 def status(root: StatePath, plan: Plan) -> dict[str, Any]:
     """Return what ``status --json`` shows. ``balanced``: every delivery of every document is accounted for."""
-    cached = _load_cached(root, plan)
-    found = _count(root, plan, View.status) if cached is None else cached.status
+    return status_with_waves(root, plan, 0)[0]
+
+
+def status_with_waves(root: StatePath, plan: Plan, limit: int) -> tuple[dict[str, Any], list[WaveCounts]]:
+    """Return the results of ``status`` and of ``waves``, of one look at the state; at most ``counts.WAVES`` waves."""
+    if (cached := _load_cached(root, plan)) is None:
+        found, last = _count(root, plan, lambda view: (view.status(), view.waves(limit) if limit else []))
+    else:
+        found, last = cached.status, cached.waves[:limit]
     logs = retry_read(root, lambda: log_counts(State(root, plan), plan))  # not cached: logs grow while no run commits
     zero = dict.fromkeys(COUNTS, 0)
     combined = {name: {**zero, "delivered": number} for name, number in combined_counts(plan, logs).items()}
-    return {
+    all_of_it = {
         **found,
         "sources": {**found["sources"], **logs},
         "destinations": {**found["destinations"], **combined},
@@ -94,6 +99,7 @@ def status(root: StatePath, plan: Plan) -> dict[str, Any]:
         **retained_counts(root, plan),
         **unseen_deletes(root, plan),
     }
+    return all_of_it, last
 
 
 def retained_counts(root: StatePath, plan: Plan) -> dict[str, Any]:
@@ -162,13 +168,23 @@ def load_for_reading(root: StatePath, plan: Plan) -> State:
     Raises:
         UsageError: there is no state yet.
     """
-    state = State(root, plan)
+    state = _find_state(root, plan)
+    with state.readers.reading():
+        state.load()
+    return state
+
+
+def _find_state(root: StatePath, plan: Plan | None) -> State:
+    """Return a state without its tables.
+
+    Raises:
+        UsageError: there is none yet.
+    """
+    state = State(root, plan if plan is not None else plan_of(root))
     if not state.exists:
         raise UsageError(
             f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
         )
-    with state.readers.reading():
-        state.load()
     return state
 
 
@@ -218,8 +234,8 @@ def unread(root: StatePath, plan: Plan) -> dict[str, tuple[int, str]]:
     return query_view(root, plan, lambda view: view.unread(sources)) if sources else {}
 
 
-def waves(root: StatePath, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
-    """Return the last waves, newest first: ``wave``, ``created``, ``events``, ``delivered``, ``failed``."""
+def waves(root: StatePath, limit: int = 5, plan: Plan | None = None) -> list[WaveCounts]:
+    """Return the last waves, newest first."""
     if limit > WAVES:
         return query_view(root, plan, lambda view: view.waves(limit))
     cached = _load_cached(root, plan)
@@ -439,11 +455,15 @@ def reasons(
     """
     wanted = Filter.from_options(options)
     if among:
-        wanted = wanted._replace(statuses=frozenset[str]().union(*(named_statuses(each)[0] for each in among)))
+        wanted = wanted._replace(statuses=_stored_statuses(among))
     wanted = wanted._replace(statuses=wanted.statuses or NOT_ARRIVED)
     return query_view(
         root, plan, lambda view: _reasons(view, wanted, limit), partial(wanted.selection, COUNTING_COLUMNS)
     )
+
+
+def _stored_statuses(names: Collection[str]) -> frozenset[str]:
+    return frozenset[str]().union(*(named_statuses(each)[0] for each in names))
 
 
 def _reasons(view: View, wanted: Filter, limit: int | None) -> list[dict[str, Any]]:
@@ -516,54 +536,6 @@ def _may_hold_deletes(counts: Mapping[str, Any]) -> bool:
     return any(
         numbers[name] for numbers in counts["destinations"].values() for name in ("failed", "rejected", "pending")
     )
-
-
-def activity(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``status --json`` shows beside the counts: ``running``, ``pending_reasons``, ``stopped``,
-    ``held``, ``verified``.
-
-    Args:
-        counts: the result of ``status``.
-    """
-    is_pending = any(numbers["pending"] for numbers in counts["destinations"].values())
-    return {
-        "running": running(root),
-        "pending_reasons": pending_reasons(root, plan) if is_pending else [],
-        "stopped": retry_read(root, lambda: stopped(root, plan)),
-        "held": held_deletes(root, plan, counts),
-        "verified": verifications(root, plan),
-    }
-
-
-def verifications(root: StatePath, plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return destination -> what is known of its target: ``through``, the last wave up to which everything was there
-    (None: none); ``clean``, ``failed`` and ``sampled``, the last verifications (``wave``, ``at``, ``compared``,
-    ``differing``) that found all of it, that found a difference, and that found all of a sample; ``target``, why it may
-    differ now. Only destinations of which anything is known.
-    """
-    try:
-        targets, verified = load_targets(root), load_verified(root)
-    except StateDamaged:
-        return {}  # ``fsck`` names the file
-    found = {}
-    for name in (node.name for node in plan.nodes):
-        past, target = verified.get(name), targets.get(name)
-        is_suspect = target is not None and target.needs_verification
-        if past is None and not is_suspect:
-            continue
-        times = {kind: getattr(past, kind, None) for kind in ("clean", "failed", "sampled")}
-        found[name] = {
-            "through": None if times["clean"] is None else times["clean"].wave,
-            **{
-                kind: None if each is None else {**_NONE_DIFFERS, **msgspec.to_builtins(each)}
-                for kind, each in times.items()
-            },
-            "target": target.describe() if target is not None and is_suspect else "",
-        }
-    return found
-
-
-_NONE_DIFFERS: Final = {"differing": 0}
 
 
 def running(root: StatePath) -> dict[str, Any] | None:
@@ -664,18 +636,38 @@ def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
 
     Returns: node -> status (as shown) -> deliveries.
     """
+    if not _has_reasons(plan):
+        return {}
+    return query_view(root, plan, _by_node, _not_arrived)
+
+
+def by_node_and_reasons(
+    root: StatePath, plan: Plan, among: Collection[str], limit: int
+) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
+    """Return the results of ``by_node`` and of ``reasons`` among some statuses, of one look at the state."""
+    wanted = Filter(_stored_statuses(among))
+
+    def query(view: View) -> tuple[dict[str, dict[str, int]], list[dict[str, Any]]]:
+        return _by_node(view) if _has_reasons(plan) else {}, _reasons(view, wanted, limit)
+
+    return query_view(root, plan, query, _not_arrived)
+
+
+_not_arrived: Final = partial(Filter(NOT_ARRIVED).selection, COUNTING_COLUMNS)
+
+
+def _by_node(view: View) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
-    if not {node.kind for node in plan.nodes} & _WITH_REASONS:
-        return found
-    for each in query_view(root, plan, View.by_node, partial(Filter(NOT_ARRIVED).selection, COUNTING_COLUMNS)):
+    for each in view.by_node():
         counts = found.setdefault(each["node"], {})
         word = display_status(each["status"], each["operation"])
         counts[word] = counts.get(word, 0) + each["deliveries"]
     return found
 
 
-_WITH_REASONS: Final = {"step", "router", "join", "alts", "keyed"}
-"""Kinds of nodes that reasons may name as a step or router."""
+def _has_reasons(plan: Plan) -> bool:
+    """Return whether reasons may name a step or router."""
+    return bool({node.kind for node in plan.nodes} & {"step", "router", "join", "alts", "keyed"})
 
 
 class StateTables(NamedTuple):
@@ -706,19 +698,26 @@ def open_view(
         UsageError: there is no state yet.
         StateDamaged, StateForeign: with the path.
     """
-    state = State(root, plan if plan is not None else plan_of(root))
-    if not state.exists:
-        raise UsageError(
-            f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
-        )
+    with _open_database(root, plan) as (state, db, spill):
+        state.verify()
+        yield View(db, state, spill, snapshot, wanted)
+
+
+@contextlib.contextmanager
+def _open_database(root: StatePath, plan: Plan | None) -> Iterator[tuple[State, duckdb.DuckDBPyConnection, Path]]:
+    """Open a database for queries on a state; yield the state without its tables, the database, and a folder for
+    intermediate results.
+
+    Raises: the errors of ``open_view``.
+    """
+    state = _find_state(root, plan)
     with (
         state.readers.reading(),
         tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
         explain_query_errors(state, Path(spill)),
         connect(Path(spill)) as db,
     ):
-        state.verify()
-        yield View(db, state, Path(spill), snapshot, wanted)
+        yield state, db, Path(spill)
 
 
 @contextlib.contextmanager
@@ -813,6 +812,19 @@ def query_view(root: StatePath, plan: Plan | None, query: Callable[[View], _T], 
     def read() -> _T:
         with open_view(root, plan, wanted=wanted) as view:
             return query(view)
+
+    return retry_read(root, read)
+
+
+def query_tables(root: StatePath, plan: Plan, query: Callable[[State, duckdb.DuckDBPyConnection], _T]) -> _T:
+    """Return the result of a query that loads and registers the tables it needs; it may be run several times.
+
+    Raises: the errors of ``open_view``.
+    """
+
+    def read() -> _T:
+        with _open_database(root, plan) as (state, db, _):
+            return query(state, db)
 
     return retry_read(root, read)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict, cast
 
 import duckdb
 import pyarrow as pa
@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from ferryman import limits
 from ferryman.account.counts import Counts, Tables, count
-from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotWriter, new_salt
+from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotWriter, WaveCounts, new_salt
+from ferryman.document import storable_id
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_of_versions, logs_read
 from ferryman.plan.structure import reachable_destinations as nodes_reached
 from ferryman.records.families import SEPARATOR, STALE, held_delete, in_family, in_family_sql, older_publications
@@ -53,6 +54,15 @@ UNSUCCESSFUL: Final = ("DEAD", "ERROR_DOC", "INDEXING")
 
 _ENDS: Final = tuple(str(each) for each in Status if each in TERMINAL or each is Status.INDEXING)
 """Stored statuses of events by which deliveries end; one that is in doubt may end again."""
+
+_WAVE_COUNTS: Final = {
+    "delivered": Status.INDEXED,
+    "failed": Status.DEAD,
+    "rejected": Status.ERROR_DOC,
+    "in_doubt": Status.INDEXING,
+    "pending": Status.ERROR,
+}
+"""Count of ``WaveCounts`` -> stored status of the events that it counts."""
 
 SOURCE_COUNTS: Final = ("documents", "deleted", "again")
 
@@ -203,9 +213,7 @@ class View:
             return None
         return SnapshotWriter(state, new_salt() if self.snapshot is None else self.snapshot.salt)
 
-    def finish(
-        self, writer: SnapshotWriter, found: Counts, waves: list[dict[str, Any]], ended: list[EndedRow]
-    ) -> Snapshot:
+    def finish(self, writer: SnapshotWriter, found: Counts, waves: list[WaveCounts], ended: list[EndedRow]) -> Snapshot:
         """Finish the next snapshot after ``count``, with the results of ``waves`` and ``ended``."""
         before = 0 if self.snapshot is None else self.snapshot.ended_twice
         return writer.finish(found.destinations, list(self._entry_logs), before, waves, ended)
@@ -252,16 +260,15 @@ class View:
             "balanced": not (found.ended_twice or found.missing or lost),
         }
 
-    def waves(self, limit: int) -> list[dict[str, Any]]:
+    def waves(self, limit: int) -> list[WaveCounts]:
         """Return the last waves; see ``account.waves``. With a snapshot, at most ``counts.WAVES``."""
-        found = self.rows(f"""
-            SELECT wave, max(first) OVER (ORDER BY wave) AS created, events, delivered, failed FROM (
-                SELECT wave, min(created) AS first, count(*) AS events,
-                    count(*) FILTER (status = 'INDEXED') AS delivered,
-                    count(*) FILTER (status IN ('ERROR', 'DEAD', 'ERROR_DOC', 'INDEXING')) AS failed
-                FROM ledger GROUP BY wave
+        counts = ", ".join(f"count(*) FILTER (status = '{each}') AS {name}" for name, each in _WAVE_COUNTS.items())
+        rows = self.rows(f"""
+            SELECT wave, max(first) OVER (ORDER BY wave) AS created, events, {", ".join(_WAVE_COUNTS)} FROM (
+                SELECT wave, min(created) AS first, count(*) AS events, {counts} FROM ledger GROUP BY wave
             ) ORDER BY wave DESC LIMIT {int(limit)}
         """)
+        found = cast(list[WaveCounts], rows)
         return found if self.snapshot is None else self.snapshot.merge_waves(found, limit)
 
     def ended(self) -> list[EndedRow]:
@@ -857,7 +864,8 @@ class Filter(NamedTuple):
         """
         rest: dict[str, Any] = dict(options)
         statuses, operation = named_statuses(rest.pop("status", None))
-        return Filter(statuses, operation=operation, **rest)
+        texts = {name: text if text is None else storable_id(text) for name, text in rest.items()}
+        return Filter(statuses, operation=operation, **texts)
 
     def conditions(self) -> tuple[list[str], dict[str, str]]:
         """Return conditions on events as SQL, and their parameters."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 import numpy as np
@@ -68,6 +68,23 @@ class SnapshotUnusable(Exception):
     """The snapshot cannot be proved right: count all events."""
 
 
+class WaveCounts(TypedDict):
+    """Counts of a wave's events: all; and those by which a delivery was delivered or deleted, has failed, was rejected,
+    is in doubt, or is pending after an attempt that failed.
+
+    ``created``: ISO 8601 time of the first event, and no earlier than those of the waves before.
+    """
+
+    wave: int
+    created: str
+    events: int
+    delivered: int
+    failed: int
+    rejected: int
+    in_doubt: int
+    pending: int
+
+
 class EndedRow(msgspec.Struct, frozen=True, array_like=True):
     """Number of events by which deliveries ended, of a destination, stored status, operation and attempt."""
 
@@ -106,7 +123,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     destinations: list[str]
     logs: list[str]
     ended_twice: int
-    waves: list[dict[str, Any]]
+    waves: list[WaveCounts]
     ended: list[EndedRow]
 
     def is_valid(self, ledger: Table, settled: int, logs: Sequence[str]) -> bool:
@@ -159,7 +176,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         except (StateDamaged, OSError) as e:
             raise SnapshotUnusable(str(e)) from e
 
-    def merge_waves(self, newer: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    def merge_waves(self, newer: list[WaveCounts], limit: int) -> list[WaveCounts]:
         """Return the result of ``account.waves``, of that of the newer events."""
         latest = max((row["created"] for row in self.waves), key=datetime.fromisoformat, default=None)
         for row in newer:
@@ -230,7 +247,7 @@ class SnapshotWriter:
         destinations: Sequence[str],
         logs: Sequence[str],
         ended_twice: int,
-        waves: list[dict[str, Any]],
+        waves: list[WaveCounts],
         ended: list[EndedRow],
     ) -> Snapshot:
         """Finish the file (step 1), and return its description.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json as json_text
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -774,7 +774,9 @@ def _print_stopped(stopped: list[dict[str, Any]]) -> None:
     print_line()
 
 
-def _print_status(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool, spec: str, state: str | None) -> None:
+def _print_status(
+    found: dict[str, Any], waves: Sequence[Mapping[str, Any]], ran: bool, spec: str, state: str | None
+) -> None:
     waves_text = "1 wave" if found["waves"] == 1 else f"{format_count(found['waves'])} waves"
     print_line(f"plan {found['plan']}, version {found['version']}: {waves_text}")
     if (running := found["running"]) is not None:

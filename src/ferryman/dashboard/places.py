@@ -6,11 +6,11 @@ import contextlib
 import hashlib
 import os
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ferryman.dashboard.cells import command_of
 from ferryman.dashboard.recorded import recorded_plan
 from ferryman.errors import FerrymanError, UsageError
 from ferryman.net.urls import strip_secrets
@@ -63,9 +63,9 @@ class PlanPlace(NamedTuple):
         return self.given if self.given is not None else recorded_plan(self.root)
 
     def command(self, verb: str, *rest: str) -> str:
-        """Return a command about this plan, quoted for a shell."""
+        """Return a command about this plan, see ``command_of``."""
         options = ["--state", self.state] if self.state is not None else []
-        return f"ferryman {shlex.join([*verb.split(), self.spec, *options, *rest])}"
+        return command_of(*verb.split(), self.spec, *options, *rest)
 
 
 class QueuePlace(NamedTuple):
@@ -182,10 +182,15 @@ class Places:
 
 
 def _free_key(taken: dict[str, Any], name: str, path: StatePath) -> str:
-    """Return a key for URLs that stays the same: the name, with a hash of the path if another one has that name."""
-    if name not in taken:
-        return name
-    return f"{name}~{hashlib.blake2b(str(path).encode(errors='surrogateescape'), digest_size=4).hexdigest()}"
+    """Return a key for URLs that stays the same: the name, with a hash of the path if another one has that name, or if
+    it has characters that have a meaning in URLs."""
+    key = _NOT_IN_KEYS.sub("-", name)
+    if key == name and key not in taken:
+        return key
+    return f"{key}~{hashlib.blake2b(str(path).encode(errors='surrogateescape'), digest_size=4).hexdigest()}"
+
+
+_NOT_IN_KEYS: Final = re.compile(r"[^\w.~-]")
 
 
 def _search_folder(folder: StatePath) -> Iterator[tuple[str, StatePath]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import shlex
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -13,9 +12,11 @@ from starlette.responses import Response
 
 from ferryman import account
 from ferryman.account import families
-from ferryman.account.queries import deliveries_with_reasons, last_entries, running
+from ferryman.account.queries import deliveries_with_reasons, last_entries, running, status_with_waves
+from ferryman.account.snapshot import WaveCounts
 from ferryman.counted_picture import svg_with_counts
 from ferryman.dashboard.answers import KnownAnswer, StillCounting
+from ferryman.dashboard.cells import command_of
 from ferryman.dashboard.places import PlanPlace, describe_error
 from ferryman.dashboard.web import FRESH_S, PAGE_ROWS, NotFound, WebPage
 from ferryman.errors import FerrymanError
@@ -98,7 +99,7 @@ class KnownFacts(NamedTuple):
 _NO_PACE: Final = (0, 0.0)
 _COUNTING: Final = "is being counted"
 """State of a plan in the list that was not counted yet."""
-_LINES_S: Final = 0.5
+_LINES_S: Final = 1.0
 """Seconds that the list of plans has for itself, of those that a page waits for the first answer."""
 _ORDER: Final = ("bad", "waits", "busy", "good", "none")
 
@@ -182,7 +183,7 @@ def plans(page: WebPage) -> Response:
     answers: list[KnownAnswer[Any]] = []
     with contextlib.suppress(StillCounting):  # what is counted by now is shown
         answers.append(ask("facts", now // FRESH_S, lambda: _count_facts(page, places), page.waited_s + _LINES_S))
-    answers.append(ask("plans", now // FRESH_S, lambda: _lines(page, places), page.waited_s, is_quick=True))
+    answers.append(ask("plans", now // FRESH_S, lambda: _lines(page, places), is_quick=True))
     for answer in answers:
         if answer.as_of is not None and now - answer.as_of > _OLD_S:
             page.current(answer)
@@ -204,7 +205,11 @@ def plans(page: WebPage) -> Response:
 
 
 def _lines(page: WebPage, places: Sequence[PlanPlace]) -> list[PlanLine]:
-    lines = [_line(page, place) for place in places]
+    page.dashboard.may_count.clear()
+    try:
+        lines = [_line(page, place) for place in places]
+    finally:
+        page.dashboard.may_count.set()
     return sorted(lines, key=lambda line: (_ORDER.index(line.level), line.place.key))
 
 
@@ -245,6 +250,7 @@ def _count_facts(page: WebPage, places: Sequence[PlanPlace]) -> None:
     for root in facts.keys() - {place.root for place in places if place.exists}:
         del facts[root]
     for place in places:
+        page.dashboard.may_count.wait()
         if not place.exists:
             continue
         try:
@@ -257,9 +263,9 @@ def _count_facts(page: WebPage, places: Sequence[PlanPlace]) -> None:
 
 def _find_facts(place: PlanPlace) -> PlanFacts:
     plan = place.plan()
-    waves = account.waves(place.root, 1, plan)
+    status, waves = status_with_waves(place.root, plan, 1)
     last = waves[0]["created"] if waves else None
-    return PlanFacts(account.status(place.root, plan), last, account.stopped(place.root, plan), load_runs(place.root))
+    return PlanFacts(status, last, account.stopped(place.root, plan), load_runs(place.root))
 
 
 def verdict_of(
@@ -292,9 +298,8 @@ def plan(page: WebPage) -> Response:
     """Show one plan: the picture, what runs, what is left, which nodes are in trouble."""
     place = find_place(page)
     nothing: list[dict[str, Any]] = []
-    no_counts: dict[str, dict[str, int]] = {}
     begin(page, place, "status", lambda plan: account.status(place.root, plan))
-    begin(page, place, "by_node", lambda plan: account.by_node(place.root, plan))
+    begin(page, place, "troubles", lambda plan: _troubles(place, plan))
     status = status_of(page, place)
     plan = place.plan()
     active = running(place.root)
@@ -305,17 +310,10 @@ def plan(page: WebPage) -> Response:
     if counts["pending"]:
         question = ("pending", str(activity), str(active and active["until"]))
         pending = ask_for_part(page, place, question, lambda plan: account.pending_reasons(place.root, plan), nothing)
-    reasons = nothing
-    if any(counts[name] for name in RED):
-        reasons = ask_for_part(
-            page,
-            place,
-            ("reasons", RED),
-            lambda plan: account.reasons(place.root, plan=plan, limit=_REASONS, among=RED),
-            nothing,
-        )
-    by_node = ask_for_part(page, place, "by_node", lambda plan: account.by_node(place.root, plan), no_counts)
-    waves = ask_for_part(page, place, "waves", lambda plan: account.waves(place.root, 5, plan), nothing)
+    no_troubles: Troubles = ({}, nothing)
+    by_node, reasons = ask_for_part(page, place, "troubles", lambda plan: _troubles(place, plan), no_troubles)
+    no_waves: list[WaveCounts] = []
+    waves = ask_for_part(page, place, "waves", lambda plan: account.waves(place.root, 5, plan), no_waves)
     level, verdict = verdict_of(place, status, counts, active, stopped)
     return page.render(
         "plan.html",
@@ -339,6 +337,15 @@ def plan(page: WebPage) -> Response:
         command=place.command("status"),
         refresh_s=3 if active else 10,
     )
+
+
+Troubles = tuple[dict[str, dict[str, int]], list[dict[str, Any]]]
+"""Node -> status -> deliveries that have not arrived; and the reasons of those that need an operator."""
+
+
+def _troubles(place: PlanPlace, plan: Plan) -> Troubles:
+    """Return the counts of what has not arrived by node, and the reasons of what needs an operator."""
+    return account.by_node_and_reasons(place.root, plan, RED, _REASONS)
 
 
 def _nodes(plan: Plan, status: Mapping[str, Any], by_node: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
@@ -372,7 +379,7 @@ def picture(page: WebPage) -> Response:
     status = status_of(page, place)
     plan = place.plan()
     try:
-        by_node = ask(page, place, "by_node", lambda plan: account.by_node(place.root, plan))
+        by_node, _ = ask(page, place, "troubles", lambda plan: _troubles(place, plan))
         return svg_response(svg_with_counts(plan, {plan.name: (plan, place.root)}, {plan.name: status}, by_node))
     except StillCounting:
         return svg_response(svg(place.plan()))
@@ -578,12 +585,13 @@ def runs(page: WebPage) -> Response:
     begin(page, place, "times", lambda plan: account.wave_times(place.root, 2 * _WAVES, plan))
     waves = ask(page, place, ("waves", _WAVES), lambda plan: account.waves(place.root, _WAVES, plan))
     times = ask(page, place, "times", lambda plan: account.wave_times(place.root, 2 * _WAVES, plan))
-    shown = []
+    shown, most = [], 1
     for wave in waves:
         first, last = times.get(wave["wave"], (None, None))
         seconds = (last - first).total_seconds() if first is not None and last is not None else 0.0
-        shown.append({**wave, "seconds": seconds})
-    most = max((wave["delivered"] + wave["failed"] for wave in waves), default=0)
+        bad = wave["pending"] + wave["failed"] + wave["rejected"] + wave["in_doubt"]
+        shown.append({**wave, "seconds": seconds, "bad": bad})
+        most = max(most, wave["delivered"] + bad)
     number = page.number("wave", 0, 1 << 60)
     events = []
     if number:
@@ -601,7 +609,7 @@ def runs(page: WebPage) -> Response:
         most_done=max((run.done for run in past), default=0) or 1,
         ends=_ENDS,
         waves=shown,
-        most=max(most, 1),
+        most=most,
         wave=number,
         events=events,
         most_events=_EVENTS,
@@ -662,7 +670,7 @@ def remembered(page: WebPage) -> Response:
         is_keyed=bool(keyed_nodes(place.plan().nodes)),
         stores=[(each, each.name in own) for each in found],
         dollars=dollars,
-        command=f"ferryman {shlex.join(['remembered', 'list', *words])}",
+        command=command_of("remembered", "list", *words),
         refresh_s=10,
     )
 
@@ -672,7 +680,7 @@ def verifications(page: WebPage) -> Response:
     place = find_place(page)
     _check_exists(place)
     plan = place.plan()
-    known = account.queries.verifications(place.root, plan)
+    known = account.verifications(place.root, plan)
     destinations = [n for n in plan.nodes if n.kind in ("destination", "tee")]
     status = status_of(page, place)
     return page.render(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shlex
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from ferryman import account
 from ferryman.counted_picture import svg_with_counts
 from ferryman.dashboard.answers import StillCounting
+from ferryman.dashboard.cells import command_of
 from ferryman.dashboard.places import FlowPlace, IntakePlace, PlanPlace, QueuePlace, describe_error
 from ferryman.dashboard.plans import COUNTS, svg_response, totals, version_of
 from ferryman.dashboard.web import PAGE_ROWS, NotFound, WebPage
@@ -45,11 +45,6 @@ def queues(page: WebPage) -> Response:
 def _queues_command(page: WebPage, verb: str, *rest: str) -> str:
     folder = next((str(place.folder.parent) for place in page.found.queues.values()), "queues")
     return command_of("queue", verb, *rest, "--queues", folder)
-
-
-def command_of(*words: str) -> str:
-    """Return a command, quoted for a shell."""
-    return f"ferryman {shlex.join(words)}"
 
 
 def _queue_row(place: QueuePlace) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Hashable, Mapping
@@ -47,6 +48,7 @@ class Dashboard:
 
     Attributes:
         facts: root of a state -> ``KnownFacts``, for the list of all plans.
+        may_count: unset while the list is made, for which a page waits: plans are counted after that.
     """
 
     def __init__(self, places: Places, settings: Settings, answers: Answers | None = None) -> None:
@@ -54,6 +56,8 @@ class Dashboard:
         self.settings = settings
         self.answers = answers or Answers()
         self.facts: dict[Any, Any] = {}
+        self.may_count = threading.Event()
+        self.may_count.set()
         self.templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(FOLDER / "templates"),
             autoescape=True,

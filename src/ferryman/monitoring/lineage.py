@@ -315,10 +315,11 @@ def _encode(
 
 
 def _encodable(value: Any) -> Any:
-    """Return the value with texts that are Unicode: names of files may be other bytes."""
+    """Return the value with texts that are Unicode, since names of files may be other bytes; and without NUL, which
+    PostgreSQL does not take, in which servers keep events."""
     match value:
         case str():
-            return value.encode("utf-8", "backslashreplace").decode()
+            return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
         case dict():
             return {key: _encodable(each) for key, each in value.items()}
         case list():

@@ -361,8 +361,8 @@ def reason_sql() -> str:
 
 def common_form_sql(reason: str) -> str:
     """Return SQL for the common form of reasons that differ only in numbers and quoted text, followed by the line of
-    code."""
-    plain = f"regexp_replace({reason}, '[0-9]+|''[^'']*''|\"[^\"]*\"', '0', 'g')"
+    code; line breaks are alike, since a form of a web page sends all as CR LF."""
+    plain = f"regexp_replace(replace({reason}, chr(13), ''), '[0-9]+|''[^'']*''|\"[^\"]*\"', '0', 'g')"
     return f"{plain} || regexp_extract({reason}, ':[0-9]+\\)$')"
 
 

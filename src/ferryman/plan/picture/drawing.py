@@ -16,7 +16,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from ferryman.plan.picture.layout import Arrow, GraphLayout, Polyline, Rect, Size, VerticalSegment, lay_out
-from ferryman.plan.picture.textual import MISSING, Box, Drawable, Edge, PlanView, Sketch, titled_sketch
+from ferryman.plan.picture.textual import HIDDEN, MISSING, Box, Drawable, Edge, PlanView, Sketch, titled_sketch
 
 MARGIN = 24.0
 HEAD = 64.0
@@ -25,8 +25,9 @@ NARROWEST = 120.0
 PADDING = 16.0
 NAME_PX, FACT_PX, TITLE_PX = 14.0, 11.5, 18.0
 LINE_PX = 16.0
-NAME_SIGNS, FACT_SIGNS = 36, 40
-"""Characters of names and facts in a box; longer ones lose their middle, and are whole in the tooltip."""
+NAME_SIGNS, FACT_SIGNS, TITLE_SIGNS, TOOLTIP_SIGNS = 36, 40, 100, 4000
+"""Characters of names and facts in a box, of the title, and of tooltips; longer ones lose their middle. What a box
+lacks is in its tooltip."""
 
 LIGHT = {
     "ground": ("#ffffff", "#d0d7de"), "words": ("#1f2328", "#59636e"), "edge": ("#6e7781", "#cf222e"),
@@ -87,6 +88,7 @@ def svg(
         edge_counts: by (start, end), named as in ``counts``; written on the edge.
     """
     sketch, title = titled_sketch(what)
+    title = elide(title, TITLE_SIGNS)
     sketch = sketch._replace(edges=[_counted(edge, sketch.boxes, edge_counts) for edge in sketch.edges])
     counted = [counts.get(box.name, BoxCounts()) for box in sketch.boxes]
     lines = [_lines(box) for box in sketch.boxes]
@@ -106,7 +108,7 @@ def svg(
     parts = [
         _opening(width, height),
         f'<title id="ferryman-title">{_escaped(title)}</title>',
-        f'<desc id="ferryman-desc">{_escaped(_description(sketch))}</desc>',
+        f'<desc id="ferryman-desc">{_escaped(elide(_description(sketch), TOOLTIP_SIGNS))}</desc>',
         f"<style>{_style()}</style>",
         f"<defs>{_head('head', 'tip')}{_head('wrong-head', 'wrong-tip')}</defs>",
         f'<rect class="ground" x="0.5" y="0.5" width="{_px(width - 1)}" height="{_px(height - 1)}" rx="8"/>',
@@ -169,7 +171,7 @@ def _node(box: Box, rows: Sequence[str], at: Rect, counts: BoxCounts) -> str:
         if row:
             words.append(_text(at.middle, below, row, look))
             below += LINE_PX
-    tooltip = f"{box.name}: {box.kind}, {', '.join(box.facts)}"
+    tooltip = elide(f"{box.name}: {box.kind}, {', '.join(box.facts)}", TOOLTIP_SIGNS)
     title = f"<title>{_escaped(tooltip)}</title>"
     look = f"{box.look} trouble" if counts.bad else box.look
     return f'<g class="node {box.kind} {look}">{title}{_shape(box.kind, at)}{"".join(words)}</g>'
@@ -353,8 +355,9 @@ def elide(words: str, limit: int) -> str:
 
 
 def replace_unprintable(words: str) -> str:
-    """Replace what XML cannot hold (control characters, halves of surrogate pairs) by the replacement sign."""
-    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", words)
+    """Replace what XML cannot hold (control characters, halves of surrogate pairs), and hidden characters, by the
+    replacement sign."""
+    return re.sub(rf"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f{HIDDEN}]", "\ufffd", words)
 
 
 def _width_in_ems(sign: str) -> float:

@@ -332,10 +332,13 @@ def _escaped(text: str) -> str:
     return re.sub(r"[^\w .,=:/-]|[^\S ]|^-|^\d(?=\d*[.])", lambda match: f"#{_code(match[0])};", text)
 
 
+HIDDEN = "\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+"""Characters without width, and those that turn the direction of text, as in a regular expression's brackets."""
+
+
 def _code(character: str) -> int:
-    """Return a character's code; for control characters and surrogates that of the replacement character."""
-    code = ord(character)
-    return 0xFFFD if code < 32 or 0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 else code
+    """Return a character's code; for hidden and control characters and surrogates that of the replacement character."""
+    return 0xFFFD if re.match(rf"[\x00-\x1f\x7f-\x9f\ud800-\udfff{HIDDEN}]", character) else ord(character)
 
 
 # Boxes and edges of a flow: those of all its plans, and an edge wherever one plan reads what another writes.
