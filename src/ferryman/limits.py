@@ -109,8 +109,8 @@ REMEMBERED_FILE_BYTES: Final = 64 * MIB
 """Bytes of a merged data file of answers, about: what a merge holds in memory."""
 
 NAMED_DOCUMENTS: Final = 100_000
-"""Documents that a retry requests from its sources by id: the ids travel with each task. If more are pending, all are
-listed."""
+"""Documents that a retry requests from its sources by id: the ids travel with each task. If more are pending, a source
+lists all; one whose listing may not have them gets their ids, so many at a time."""
 
 COMMAND_DELIVERIES: Final = 50_000
 """Approximate number of deliveries that an operator's command puts into one wave: one of 3 KB each is in the driver's

@@ -1,14 +1,17 @@
 """Runs in forked children of the zygote: a plan from a stream to PostgreSQL, to be killed at a crash point or at any
-time."""
+time. ``python -m tests.crash.streams JOB`` is the same on real Spark."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,7 +34,7 @@ class Job(msgspec.Struct):
     """A run, and how it ends before its end.
 
     Attributes:
-        root: folder with ``rows.jsonl``, which the stream reads.
+        root: folder with ``rows.jsonl``, which the stream reads; on real Spark it reads the files of ``in``.
         arm: crash point, and the file that is created at the kill.
         kill_s: seconds after which the process is killed.
         alone: tasks are run in the driver's process, so that a kill ends both.
@@ -47,11 +50,13 @@ class Job(msgspec.Struct):
     watch: bool = False
 
 
-def build(job: Job) -> Plan:
+def build(job: Job, read: Callable[[Any], Any] | None = None) -> Plan:
     plan = Plan("streamed", version=1)
     rows = Path(job.root) / "rows.jsonl"
-    stream = Stream(lambda spark: spark.read_stream(rows), id="id", kept_batches=2)
-    node = plan.source("stream", stream).step("split", split, attempts=1000, patience="1h")
+    read = read or (lambda spark: spark.read_stream(rows))
+    node = plan.source("stream", Stream(read, id="id", kept_batches=2)).step(
+        "split", split, attempts=1000, patience="1h"
+    )
     node.tee("log", Sql(job.url, table="log", mode="append"), batch=5, backoff=0).destination(
         "out", Sql(job.url, table="out", columns={"n": "n"}), batch=5, backoff=0
     )
@@ -108,3 +113,32 @@ def work(job: Job) -> None:
 def _kill_after(seconds: float) -> None:
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def work_on_spark(job: Job) -> None:
+    """Do it with a session of its own; workers are killed by the same crash point."""
+    from ferryman.engine.runner.sessions import start
+    from ferryman.engine.runner.spark import SparkRunner
+
+    limits.TASK_DOCUMENTS = 4  # type: ignore[misc]
+    if job.arm is not None:
+        crash.arm(*job.arm)
+        os.environ[crash.ENVIRONMENT] = "@".join(job.arm)
+
+    def read(spark: Any) -> Any:
+        one = spark.readStream.schema("id string, n int").option("maxFilesPerTrigger", 1)  # in it the rows are in order
+        return one.json(f"{job.root}/in")
+
+    plan = build(job, read)
+    plan.freeze()
+    root = state_root(plan, Path(job.root) / "state")
+    runner = SparkRunner(start("local[2,4]", {"spark.driver.memory": "512m"}, "streamed"))
+    with State.take(root, plan) as state:
+        summary = Run(state, runner, Watch(10**6), RunSettings(wave_bytes=2048)).run()
+    invariants.check(root, plan, summary)
+    print(f"delivered {summary.delivered}", flush=True)
+    assert summary.exit == 0, summary
+
+
+if __name__ == "__main__":
+    work_on_spark(msgspec.json.decode(sys.argv[1], type=Job))

@@ -84,6 +84,9 @@ class _Package:
     def __init__(self, name: str) -> None:
         self._name = name
 
+    def __reduce__(self) -> Any:  # in a function that travels to a worker
+        return _Package, (self._name,)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self._name), name)
 

@@ -14,13 +14,17 @@ from typing import Any
 import pytest
 from tests.servers.registry import require_command
 from tests.support.git_server import GitRepository, GitServer
+from tests.support.plan_world import PlanWorld, place, trial
 from tests.support.waiting import wait_until
 
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, Misconfigured, TransientError, Unavailable, UsageError
 from ferryman.sources import Bookmark, Complete, Fetched, Git, Listed, Note, Source, Unchanged
 from ferryman.sources import git as module
 from ferryman.testing.sources import SourceSuite
+
+__all__ = ["place", "trial"]
 
 require_command("git")
 
@@ -575,6 +579,26 @@ def test_a_branch_that_is_pushed_over_while_it_is_fetched(
         with pytest.raises(Unavailable, match="replaced 3 times"):
             scans.scan()
         assert scans.marks == {}
+
+
+def test_more_files_wait_than_can_be_named(
+    trial: PlanWorld, place: Path, repository: GitRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a commit that was listed, and is not listed again: they are tried again all the same."""
+    monkeypatch.setattr(limits, "NAMED_DOCUMENTS", 2)
+    broken = place / "broken"
+    broken.touch()
+
+    def step(doc: Document) -> Document:
+        if broken.exists():
+            raise TransientError("not now")
+        return doc
+
+    trial.build(step, source=Git(repository.path, cache=place / "cache"))
+    assert trial.run(wait=0).pending == 3
+    broken.unlink()
+    assert trial.run().exit == 0
+    assert sorted(trial.arrived()) == ["README.md", "docs/a.md", "docs/b.txt"]
 
 
 @pytest.mark.parametrize("url", ["", "-upload-pack=x", "ext::sh -c x", "ftp://h/r", "https://u:p/w@h/r"])

@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, ElectionType, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, ResourceType
 
 from ferryman.net.kafka import Cluster
+from tests.support.waiting import wait_until
 
 _NUMBERS = itertools.count()
 
@@ -26,10 +27,11 @@ class Record(NamedTuple):
 
 
 class Topics:
-    """Topics at one broker."""
+    """Topics at one broker, or at several that each have a replica."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, replicas: int = 1) -> None:
         self.url = url
+        self.replicas = replicas
         self.admin = AdminClient({"bootstrap.servers": url, "log_level": 0})
         self.cluster = Cluster(url)
 
@@ -37,8 +39,29 @@ class Topics:
         """Make a topic, of a name of its own if none is given."""
         name = name or f"topic-{os.getpid()}-{next(_NUMBERS)}"
         config = {key.replace("_", "."): value for key, value in settings.items()}
-        self.cluster.create_topic(name, partitions, 1, config)
+        self.cluster.create_topic(name, partitions, self.replicas, config)
         return name
+
+    def leaders(self, name: str) -> dict[int, int]:
+        """Return, for each partition, the node of the broker that leads it; -1: nobody does."""
+        return {n: each.leader for n, each in self.admin.list_topics(name, 30).topics[name].partitions.items()}
+
+    def elect(self, name: str) -> None:
+        """Have each partition of a topic led by the broker that is to lead it if all are there."""
+        partitions = [TopicPartition(name, partition) for partition in self.leaders(name)]
+        admin = AdminClient(
+            {"bootstrap.servers": self.url, "log_level": 0}
+        )  # one that knows which brokers there are now
+        for error in admin.elect_leaders(ElectionType.PREFERRED, partitions).result().values():
+            assert error is None or error.args[0].name() == "ELECTION_NOT_NEEDED", error
+
+    def await_in_sync(self) -> None:
+        """Wait until every replica of every topic has what its leader has."""
+        wait_until(lambda: self._lagging() == [])
+
+    def _lagging(self) -> list[str]:
+        topics = self.admin.list_topics(timeout=30).topics.values()
+        return [t.topic for t in topics for p in t.partitions.values() if len(p.isrs) < len(p.replicas)]
 
     def delete(self, name: str) -> None:
         self.admin.delete_topics([name])[name].result()

@@ -831,7 +831,7 @@ class TransactionSender(_Sender):
     def start(self) -> Producer:
         """Take over the lane's transactional id, and read what was sent under it and all others: steps 2 and 3."""
         if self._kafka.cluster.topic(self._marks.name) is None:
-            self._marks.create(self._context.lanes, 1)
+            self._marks.create(self._context.lanes, self._kafka._existing_topic().replicas)
         timeout_s = self._kafka._transaction_timeout_s(self._context)
         producer = self.producer = self._make_producer(
             {

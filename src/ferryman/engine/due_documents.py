@@ -78,13 +78,18 @@ def due_documents(state: State, now_us: int, waiting: Collection[str] = ()) -> H
     return np.concatenate(due) if due else np.empty(0, np.uint64)
 
 
-def ids_by_source(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
-    """Return source -> ids of the documents with these hashes, and possibly of a few others that wait."""
-    if not len(hashes):
+def ids_by_source(state: State, hashes: Hashes, sources: Collection[str] | None = None) -> dict[str, frozenset[str]]:
+    """Return source -> ids of the documents with these hashes, and possibly of a few others that wait.
+
+    Args:
+        sources: only of these; None: of all.
+    """
+    if not len(hashes) or (sources is not None and not sources):
         return {}
+    only = "" if sources is None else f" AND source IN {quote_list(sources)}"
     ids: dict[str, set[str]] = defaultdict(set)
     with connect(state.local_scratch) as db:
-        query = f"SELECT {DOCUMENT}, source, document FROM {_files_sql(state)} WHERE {_waits_sql(state)}"
+        query = f"SELECT {DOCUMENT}, source, document FROM {_files_sql(state)} WHERE {_waits_sql(state)}{only}"
         for batch in stream(db, query, _NAMED):
             mine = batch.filter(pa.array(np.isin(batch.column(0).to_numpy(), hashes)))
             for source, document in zip(*(mine.column(i).to_pylist() for i in (1, 2)), strict=True):

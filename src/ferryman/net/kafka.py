@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 REQUEST_S: Final = 15.0
 """Time that brokers have to answer a request about topics."""
 
+REFRESH_MS: Final = 2000
+"""How often the client for questions about topics asks which brokers there are. One of them answers those questions: if
+that one is killed, the client waits for it until it has asked again."""
+
 POLL_S: Final = 0.2
 """Longest time that a reader waits for messages before it looks at its deadline."""
 
@@ -191,7 +195,8 @@ class Cluster:
         if self._admin is None or self._admin_process != os.getpid():
             from confluent_kafka.admin import AdminClient
 
-            self._admin, self._admin_process = AdminClient(self._settings({})), os.getpid()
+            settings = self._settings({"topic.metadata.refresh.interval.ms": REFRESH_MS})
+            self._admin, self._admin_process = AdminClient(settings), os.getpid()
         return self._admin
 
     def consumer(self, group: str = "ferryman", *, committed: bool = True, batch_bytes: int = 1 << 20) -> Consumer:

@@ -49,7 +49,8 @@ class Dlt(Source):
 
     **State.** The resource's state, which ``incremental`` uses, is committed with the rows that it stands for. With
     ``row_order="asc"`` it is committed up to the last whole page, also if reading fails or is killed; that of any other
-    resource when it has been read to its end. Rows that come again and have not changed are dropped.
+    resource when it has been read to its end. Rows that come again and have not changed are dropped. A resource that
+    lists everything by "replace" begins without a state each time, as with dlt.
 
     Args:
         factory: function without arguments; credentials come from the environment or dlt's configuration, which every
@@ -202,6 +203,7 @@ class _Pages:
         from dlt.common.pipeline import StateInjectableContext
         from dlt.extract.pipe_iterator import ManagedPipeIterator
         from dlt.extract.source import SourceInjectableContext, SourceSchemaInjectableContext
+        from dlt.extract.state import reset_resource_state
 
         section = self._source._get_config_section_context()
         contexts = [
@@ -213,6 +215,9 @@ class _Pages:
             stack.enter_context(inject_section(section))
             for context in contexts:
                 stack.enter_context(Container().injectable_context(context))
+            for resource in self._source.resources.extracted:
+                if _replaces(resource):  # what it has noted would keep it from yielding everything
+                    reset_resource_state(resource.name)
             items = ManagedPipeIterator.from_pipes(self._source.resources.selected_pipes)
         items.set_context([section, *contexts])  # type: ignore[attr-defined]  # dlt casts it as we do
         try:
@@ -264,9 +269,15 @@ def _largest_part(json: Any, state: Mapping[str, Any]) -> tuple[str, int]:
 
 def _lists_all(resource: DltResource) -> bool:
     given = resource.write_disposition
-    hint: Any = given if isinstance(given, Mapping) else {"disposition": given}
-    whole = hint.get("disposition") == "replace" or hint.get("strategy") in _SNAPSHOTS
-    return whole and resource.incremental is None
+    strategy = given.get("strategy") if isinstance(given, Mapping) else None
+    return _replaces(resource) or (strategy in _SNAPSHOTS and resource.incremental is None)
+
+
+def _replaces(resource: DltResource) -> bool:
+    """Return whether what it yields takes the place of all that it has yielded before."""
+    given = resource.write_disposition
+    disposition = given.get("disposition") if isinstance(given, Mapping) else given
+    return disposition == "replace" and resource.incremental is None
 
 
 def _is_ascending(resource: DltResource) -> bool:

@@ -93,8 +93,8 @@ def list_sources(
 
     Args:
         live: folder for live progress; see ``engine.live``.
-        entries: log entries to read again, by source, in a full listing. New entries are not listed; they are read by
-            place.
+        entries: documents to read again, by source, in a full listing of the others. New entries of logs are not
+            listed; they are read by place.
         memories: source -> what its earlier listings want to be given.
         kept: documents that cannot be listed again, which are listed before all others.
         unprepared: source -> why it cannot be listed in this scan.
@@ -125,8 +125,8 @@ def list_sources(
                 raise unprepared[node.name]
             wanted = (entries if only is None else only).get(node.name)
             memory = memories.get(node.name, NOTHING_REMEMBERED)
-            if only is not None and node.source.keeps_content:
-                partitions += _partitions_of_others(node, wanted or (), memory, kept)
+            if wanted is not None and node.source.keeps_content:
+                partitions += _partitions_of_others(node, wanted, memory, kept)
             else:
                 partitions += _partitions_of(node, wanted, memory, changes.get(node.name))
         except BaseException as e:  # whatever a user's source raises
@@ -178,7 +178,7 @@ def _partitions_of(
         return [(node.name, ids[at : at + _ENTRIES]) for at in range(0, len(ids), _ENTRIES)]
     if isinstance(source, DataFrame):
         return []
-    named = source.partitions_of_ids([source.own_id(id) for id in wanted], memory.bookmarks) if wanted else None
+    named = _partitions_of_ids(source, wanted, memory) if wanted else None
     partitions = list(source.partitions_after(memory.bookmarks)) if named is None else named
     if not type(source).__module__.startswith("ferryman.") and (why := pickling_error(partitions)) is not None:
         raise Misconfigured(f"what its partitions() returns cannot be sent to the workers: {why}")
@@ -198,8 +198,24 @@ def _partitions_of_others(
     if not left:
         return []
     source.check()
-    named = source.partitions_of_ids([source.own_id(id) for id in left], memory.bookmarks)
-    return [(node.name, partition) for partition in named or ()]
+    return [(node.name, partition) for partition in _partitions_of_ids(source, left, memory) or ()]
+
+
+def lists_by_ids(source: Source) -> bool:
+    """Return whether a source is given the ids of documents that wait, however many they are: its listing may not have
+    them."""
+    return source.keeps_content or type(source).partitions_of_ids is not Source.partitions_of_ids
+
+
+def _partitions_of_ids(source: Source, ids: Collection[str], memory: SourceMemory) -> list[Any] | None:
+    """Return the source's partitions for these ids, each for so many as travel with a task; see
+    ``Source.partitions_of_ids``."""
+    own = [source.own_id(id) for id in ids]
+    found = [
+        source.partitions_of_ids(own[at : at + limits.NAMED_DOCUMENTS], memory.bookmarks)
+        for at in range(0, len(own), limits.NAMED_DOCUMENTS)
+    ]
+    return None if None in found else [partition for each in found for partition in each or ()]
 
 
 def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:

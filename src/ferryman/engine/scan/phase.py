@@ -20,7 +20,7 @@ from ferryman.engine.pending_work import PendingWork
 from ferryman.engine.results import ErrorKind, Listing, Look, Staged, classify_error
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.scan.changes import KnownDocuments, SourceComparison, WantedDocuments, due_now
-from ferryman.engine.scan.listing import list_sources
+from ferryman.engine.scan.listing import list_sources, lists_by_ids
 from ferryman.engine.scan.memory import SourceMemories
 from ferryman.engine.scan.splitting import Splitter
 from ferryman.engine.settings import Allowed, RunSettings
@@ -30,7 +30,7 @@ from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.reader import listed_document, read_listed, unread_version, version_of
 from ferryman.limits import format_count
 from ferryman.observe import WARNING
-from ferryman.plan import conflicting_sources, find_source
+from ferryman.plan import conflicting_sources, find_source, sources_of
 from ferryman.records.rows import DOCUMENTS, now_us
 from ferryman.sources import Source
 from ferryman.state.state import State
@@ -91,7 +91,11 @@ class ScanPhase:
         due, wanted, entries = None, None, self._pending.due_entries()
         if only_pending:
             due = due_documents.due_documents(state, now_us(), waiting)
-            wanted = due_documents.ids_by_source(state, due) if len(due) <= limits.NAMED_DOCUMENTS else None
+            if len(due) <= limits.NAMED_DOCUMENTS:
+                wanted = due_documents.ids_by_source(state, due)
+            else:
+                by_ids = [node.name for node in sources_of(state.plan.nodes) if lists_by_ids(node.source)]
+                entries = {**entries, **due_documents.ids_by_source(state, due, by_ids)}
         elif look is None:
             self._pending.unlisted_sources = set()
         for note in self._memories.begin(prepare=not only_pending):

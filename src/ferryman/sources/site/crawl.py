@@ -553,14 +553,17 @@ class Crawl:
             for page in self._pages.values()
             if page.url not in self._reached and page.was_read and self._scope.has(page.url)
         ]
+        in_doubt = sum(bool(page.doubt) for page in self._pages.values())
         for page in sorted(left, key=lambda page: not page.doubt):  # whether those are still in doubt decides the rest
-            if not page.doubt and not page.listed and self._doubts:
+            if not page.doubt and not page.listed and in_doubt:
                 continue
             if self._asked >= self._rules.budget:
                 self._over_budget = True
                 return
             self._reached.add(page.url)
+            in_doubt -= bool(page.doubt)
             yield from self._visit(page.url)
+            in_doubt += bool(page.doubt)
 
     def _settle(self, *, drop: bool) -> None:
         """Decide, at the end of a round, which pages are not documents any more.
