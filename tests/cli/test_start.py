@@ -84,7 +84,7 @@ def test_a_run_counts(plan: Path) -> None:
     assert (new["commits"], unchanged["commits"]) == (7, 3)
     assert new["syncs"] <= 64
     assert unchanged["syncs"] <= 13
-    assert unchanged["modules"] <= 690
+    assert unchanged["modules"] <= 620
     preview = counts_of("preview", plan, "--state", plan.parent / "elsewhere")
     assert (preview["heavy"], preview["processes"], preview["syncs"]) == ([], 1, 0)
     status = counts_of("status", plan, "--state", plan.parent / "state")

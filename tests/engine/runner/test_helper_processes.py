@@ -63,8 +63,8 @@ def test_who_has_worked_works_again(beside: HelperProcesses) -> None:
 
 
 def test_the_next_run_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its helper processes are forked anew, from where those of the run before were: none has anything of that run. What
-    has failed, and what is at work when the run ends, is killed with the process that it was forked from."""
+    """Its helper processes are forked anew, from where those of the run before were: none has anything of that run.
+    What has failed is killed with the process that it was forked from."""
     started: list[int] = []
     start = fork_server.start_process
 

@@ -35,7 +35,7 @@ class HelperProcesses(Runner):
         self._fallback = fallback
         self._server: ForkServer | None = None
         self._free = LifoQueue[Child]()
-        """Those that have started come first: they have loaded what tasks need."""
+        """Processes without a task. One that has started comes first: it has loaded what tasks need."""
         self._lock = threading.Lock()
         self._at_work = 0
         """Calls of ``process`` whose tasks are running."""
