@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ferryman import account
+from ferryman.cli.app import start
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.plan import Plan
+from ferryman.plan.load import load_plan
 from ferryman.records.rows import LEDGER_COLUMNS
 from ferryman.sources import Memory
 from tests.support.plan_world import PlanWorld, run_plan
@@ -135,3 +139,25 @@ def test_waves_are_told_newest_first(trial: PlanWorld) -> None:
     assert last == none | {"wave": 2, "events": 3, "delivered": 1, "failed": 1, "pending": 1}
     assert first == none | {"wave": 1, "events": 2, "delivered": 2}
     assert [w["wave"] for w in account.waves(trial.root, limit=1)] == [2]
+
+
+def test_an_id_with_half_a_character_is_looked_for_as_it_is_stored(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a terminal gives a name that is not UTF-8: a source's id of that kind is stored escaped. One that is not there
+    is said to be not there."""
+    plan = place / "plan.py"
+    plan.write_text(
+        "from ferryman import Plan\nfrom ferryman.destinations import Null\nfrom ferryman.sources import Memory\n"
+        "plan = Plan('odd')\nplan.source('docs', Memory([{'id': 'caf\\\\udce9.txt'}])).destination('out', Null())\n"
+    )
+    run_plan(load_plan(str(plan)), place / "state", checked=False)
+    arguments = [str(plan), "--state", str(place / "state")]
+    assert start(["history", *arguments, "caf\udce9.txt"]) == 0
+    assert start(["deliveries", *arguments, "--family", "caf\udce9.txt"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("delivered") + said.count("INDEXED") >= 2
+    assert start(["history", *arguments, "caf\udce8.txt"]) != 0
+    said = capsys.readouterr().err
+    assert "there is no such document" in said
+    assert "caf\\udce9.txt" in said.partition("Nearest")[2]

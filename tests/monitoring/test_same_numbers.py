@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from ferryman import Dropped, Plan
+from ferryman import Dropped, Plan, account
 from ferryman.account.queries import OUTSTANDING
 from ferryman.cli.app import start
 from ferryman.dashboard.answers import Answers
@@ -88,19 +88,23 @@ def test_metrics_spans_lineage_status_and_the_dashboard_agree(
     assert shown["tiles"] == shown["nodes"] == {name: number for name, number in counts.items() if number}
     assert shown["plans"] == {name: counts[name] for name in shown["plans"]}
     assert shown["plans"].keys() == {"delivered", "pending", "failed", "rejected", "in_doubt"}
+    assert shown["waves"] == shown["plans"], "there was one"
+    [wave] = account.waves(net.root, plan=net.plan)
+    assert {name: wave[name] for name in shown["waves"]} == shown["waves"]  # type: ignore[literal-required]
 
 
 def _on_pages(state: Path) -> dict[str, dict[str, int]]:
     """Read the counts on the dashboard: those of the list of plans; the tiles, and the destination's pills, on the
-    plan's page."""
+    plan's page; those of the only wave."""
     answers = Answers(first_s=60.0)
     site = TestClient(make_app([str(state)], Settings(), answers), base_url="http://localhost")
-    plans, plan = site.get("/").text, site.get("/plans/seen-v1").text
+    plans, plan, runs = (site.get(path).text for path in ("/", "/plans/seen-v1", "/plans/seen-v1/runs"))
     answers.close()
     tiles = re.findall(r'<li class="(\w+)"><a [^>]*><b>(\d+)</b>', plan)
     pills = re.findall(r'<a class="pill (\w+)" href="[^"]*destination=out">(\d+) ', plan)
     cells = re.findall(r'<td data-label="[^"]*" class="n (\w+)[^"]*">(?:<a [^>]*>)?(\d+)', plans)
-    found = {"tiles": tiles, "nodes": pills, "plans": cells}
+    waves = re.findall(r'<td class="n (\w+)(?: zero)?" data-label="(?!Failed then)[^"]*">(\d+)', runs)
+    found = {"tiles": tiles, "nodes": pills, "plans": cells, "waves": waves}
     return {where: {name: int(number) for name, number in pairs} for where, pairs in found.items()}
 
 
