@@ -457,8 +457,8 @@ QUERY_MEMORY: Final = "128MB"
 QUERY_THREADS: Final = 2
 """DuckDB holds some 60 MB a thread that it cannot spill: on a machine of 64 cores ``QUERY_MEMORY`` would not do."""
 
-COUNTED_EVENTS: Final = 250_000
-"""Number of events from which on a run stores the counts that ``status`` shows. As many are counted in half a second,
+COUNTED_EVENTS: Final = 500_000
+"""Number of events from which on a run stores the counts that ``status`` shows. As many are counted in a second,
 which a run then takes longer."""
 
 SNAPSHOT_SHARE: Final = 4

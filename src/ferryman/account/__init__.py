@@ -32,3 +32,4 @@ from ferryman.account.queries import unread as unread
 from ferryman.account.queries import wave_events as wave_events
 from ferryman.account.queries import wave_times as wave_times
 from ferryman.account.queries import waves as waves
+from ferryman.account.snapshot import WaveCounts as WaveCounts

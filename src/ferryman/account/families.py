@@ -28,7 +28,6 @@ from ferryman.state.outbox import pending_rows
 from ferryman.state.state import State
 from ferryman.storage.files import StatePath
 from ferryman.storage.query import quote, quote_list, register, select_rows
-from ferryman.storage.tables import Table
 
 _T = TypeVar("_T")
 
@@ -452,12 +451,12 @@ class NewResults:
         state, first = self._state, self._wave < 0
         is_new, self._wave = pc.field("wave") > self._wave, state.settled
         has_failed = is_new & pc.field("status").isin(list(map(str, FAILED)))
-        added = self._added(state.ledger)
+        added = self._added("ledger")
         for rows in select_rows(added, LEDGER, ("source", "origin"), has_failed, ("status", "wave")):
             if len(self._failed) <= _KEPT_FAILURES:
                 self._failed.update(zip(*(column.to_pylist() for column in rows.columns), strict=True))
         results: dict[str, dict[str, DocumentResult]] = defaultdict(dict)
-        added, columns = self._added(state.documents), ("source", "document", "fingerprint", "due", "forced")
+        added, columns = self._added("documents"), ("source", "document", "fingerprint", "due", "forced")
         if first or any(map(pending_rows, state.outbox.files.values())) or len(self._failed) > _KEPT_FAILURES:
             return results
         unsure: set[tuple[str, str]] = set()
@@ -477,7 +476,8 @@ class NewResults:
             return list(documents)
         return [document for document in documents if (source, document) in self._failed]
 
-    def _added(self, table: Table) -> list[Path]:
+    def _added(self, name: str) -> list[Path]:
         """Return the paths of a table's files that were not there at the last call."""
-        seen, self._seen[table.name] = self._seen.get(table.name, set()), set(table.files)
-        return table.paths(sorted(self._seen[table.name] - seen))
+        table = self._state.named_tables[name]
+        seen, self._seen[name] = self._seen.get(name, set()), set(table.files)
+        return table.paths(sorted(self._seen[name] - seen))

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from ferryman import account
 from ferryman.account import families
 from ferryman.account.queries import deliveries_with_reasons, last_entries, running, status_with_waves
-from ferryman.account.snapshot import WaveCounts
 from ferryman.counted_picture import svg_with_counts
 from ferryman.dashboard.answers import KnownAnswer, StillCounting
 from ferryman.dashboard.cells import command_of
@@ -312,7 +311,7 @@ def plan(page: WebPage) -> Response:
         pending = ask_for_part(page, place, question, lambda plan: account.pending_reasons(place.root, plan), nothing)
     no_troubles: Troubles = ({}, nothing)
     by_node, reasons = ask_for_part(page, place, "troubles", lambda plan: _troubles(place, plan), no_troubles)
-    no_waves: list[WaveCounts] = []
+    no_waves: list[account.WaveCounts] = []
     waves = ask_for_part(page, place, "waves", lambda plan: account.waves(place.root, 5, plan), no_waves)
     level, verdict = verdict_of(place, status, counts, active, stopped)
     return page.render(
