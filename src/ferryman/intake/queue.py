@@ -454,7 +454,7 @@ without writing to the folder of batches."""
 
 
 class _Holds(NamedTuple):
-    """What keeps jobs from being acquired."""
+    """Restrictions on acquiring jobs."""
 
     is_paused: bool
     of_collections: bool
