@@ -100,7 +100,7 @@ class Made:
         if digest is not None:
             assert db.execute(f"SELECT sum(hash({_LEDGER})), count(*) FROM ({query})").fetchall()[0][1] >= self._count
         else:
-            assert sum(batch.num_rows for batch in db.execute(query).to_arrow_reader(100_000)) >= self._count
+            assert sum(batch.num_rows for batch in db.sql(query).to_arrow_reader(100_000)) >= self._count
         found = 0
         for rows in self._pages():
             found += len(rows)

@@ -9,18 +9,19 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from ferryman import Document, Plan
 from ferryman.destinations import JsonLines, Memory, Sql, Webhook
 from ferryman.errors import UsageError
 from ferryman.proof import broken, child
-from ferryman.proof.child import ChildJob
+from ferryman.proof.child import ChildJob, RunAnswer
 from ferryman.proof.proof import ProofResult, as_json, prove
 from ferryman.proof.report import as_html, notes, verdict
-from ferryman.proof.rounds import Processes
+from ferryman.proof.rounds import Inconclusive, Processes, Round
 from ferryman.sources import Memory as Documents
 
 DOCUMENTS = 8
@@ -97,6 +98,24 @@ def test_a_round_that_shows_nothing_is_not_green() -> None:
     said = "Inconclusive: twins or state could not be read: no answer. To try it again: ferryman half@lines:1@0"
     assert list(notes(result, "ferryman")) == [said]
     assert 'class="verdict good"' not in as_html(result, "ferryman")
+
+
+@pytest.mark.rule("prove.effects")
+def test_a_look_that_does_not_end_shows_nothing(tmp_path: Path) -> None:
+    """It breaks no rule either."""
+
+    class Hanging:
+        def run(self, job: ChildJob) -> int:
+            if job.verb == "look":
+                return child.TIMEOUT
+            (Path(job.folder) / job.answer).write_bytes(msgspec.json.encode(RunAnswer()))
+            return 0
+
+        def kill_stopped(self) -> None:
+            pass
+
+    with pytest.raises(Inconclusive, match="look: it has not ended within"):
+        Round(cast(Processes, Hanging()), tmp_path / "round", None).play()
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ _ADOPTED: Final = b"adopted "
 older copy of the state, which was adopted, does not know that and may send it again."""
 
 _ARRIVED: Final = b"arrived "
-"""The same for one that came again after that, and was not sent."""
+"""Beginning of the key of a record for one that came again after that, and was not sent; its hash follows."""
 
 _UNCONFIRMED: Final = 10_000
 """Records that the client may have at a time while messages are adopted."""

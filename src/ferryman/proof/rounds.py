@@ -211,10 +211,15 @@ class Round:
     def _do(self, job: ChildJob) -> tuple[int, RunAnswer]:
         path = self._folder / job.answer
         path.unlink(missing_ok=True)
+        code = self._wait(job)
+        return code, self._answer(job.answer, code)
+
+    def _wait(self, job: ChildJob) -> int:
+        """Run a job; returns how its process ended."""
         code = self._processes.run(job)
         if code == child.TIMEOUT:
             raise Inconclusive(f"{job.verb}: it has not ended within {job.timeout_s:g} s")
-        return code, self._answer(job.answer, code)
+        return code
 
     def _answer(self, name: str, code: int) -> RunAnswer:
         path = self._folder / name
@@ -244,7 +249,7 @@ class Round:
 
     def _look(self) -> Observation:
         job = ChildJob("look", str(self._folder), VERSIONS - 1, answer="seen.json")
-        code = self._processes.run(job)
+        code = self._wait(job)
         path = self._folder / job.answer
         try:
             return msgspec.json.decode(path.read_bytes(), type=Observation)

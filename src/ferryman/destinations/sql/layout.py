@@ -353,13 +353,18 @@ class Layout:
         Most rows have no route, vectors or columns of their own, and are as they were written: these take a third of
         the time.
         """
-        plain = self._keeps_text and not (self.appends or self._extra or vectors)
-        end, make = len(self.names), tuple.__new__
+        plain = not (self.appends or self._extra or vectors or self.vector_columns)
+        end, keeps_text, make = len(self.names), self._keeps_text, tuple.__new__
         for row in rows:
             if plain and row[7] == "[]" and type(row[9]) is str:
                 id, parent, origin, source, version, sequence, digest, route, text, fields, written_hash = row
-                written = id, parent, origin, source, version, sequence, digest, route, "upsert", text, fields.encode()
-                if hash_of_values(written) == written_hash:
+                try:
+                    json = fields.encode() if keeps_text else canonical_json(fields.encode())
+                    values = id, parent, origin, source, version, sequence, digest, route, "upsert", text, json
+                    intact = hash_of_values(values) == written_hash
+                except (ValueError, TypeError, ArithmeticError, RecursionError):  # not what we wrote
+                    intact = False
+                if intact:
                     yield make(Stored, (id, digest, True, source, version, ()))
                     continue
             yield self.stored(row[:end], types, dict(zip(vectors, row[end:], strict=True)))

@@ -519,6 +519,9 @@ class PostgreSQL(Dialect):
                 cursor.execute(f"{query.replace('%', '%%')} WHERE id = ANY(%s)".encode(), [list(ids)])
             vectors = slice(len(layout.names) - len(layout.vector_columns), len(layout.names))
             while rows := cursor.fetchmany(_ROWS):
+                if not (layout.field_columns or layout.vector_columns):
+                    yield from layout.stored_rows(rows, keep_text, ())
+                    continue
                 for row in rows:
                     texts = zip(layout.vector_columns, row[vectors], strict=True)
                     yield layout.stored(row, keep_text, {name: pgvector.number_bytes(text) for name, text in texts})
