@@ -42,7 +42,6 @@ def operator(real: CassandraServer) -> Iterator[Connection]:
         yield connection
 
 
-@pytest.mark.slow
 class TestCassandra(ServerSuite):
     keyed = True
     secret = "s3cret-0f-the-tests"
@@ -75,6 +74,10 @@ class TestCassandra(ServerSuite):
     def wrong_credentials(self, folder: Path) -> Destination:
         protected = self.start_server(ProtectedCassandra.name)
         return Cassandra(protected.url, KEYSPACE, table_of(folder), user="loader", password=self.secret)
+
+    @pytest.mark.slow  # for the start of another server
+    def test_wrong_credentials_are_for_a_person(self, tmp_path: Path) -> None:
+        super().test_wrong_credentials_are_for_a_person(tmp_path)
 
 
 def context(*, is_open: Callable[[], bool] | None = None) -> DestinationContext:

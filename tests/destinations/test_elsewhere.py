@@ -8,6 +8,7 @@ import os
 import pickle
 import posixpath
 import signal
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from tests.destinations.elsewhere import DRIVES, EVERYWHERE, ODD, Elsewhere, con
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.server
+
+IN_TURN = ("ftp", "sftp", "smb", "s3")
+"""Servers between which the ordinary run takes turns."""
 
 
 @pytest.fixture(params=EVERYWHERE)
@@ -57,10 +61,14 @@ def ftp(server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
 class Promises(DestinationSuite):
     keyed = True
     on = ""
+    """The server; "": another one for each test."""
 
     @pytest.fixture(autouse=True)
-    def _where(self, server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.where: Elsewhere = place_on(self.on, server, monkeypatch)
+    def _where(
+        self, request: pytest.FixtureRequest, server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        name = self.on or IN_TURN[zlib.crc32(request.node.nodeid.encode()) % len(IN_TURN)]
+        self.where: Elsewhere = place_on(name, server, monkeypatch)
 
     def destination(self, folder: Path) -> Destination:
         return Directory(self.where.url, storage_options=self.where.options or None)
@@ -71,6 +79,10 @@ class Promises(DestinationSuite):
         assert all(each.intact for each in found)
         assert len(shown(self.where)) == len(found)
         return [each.hash for each in found]
+
+
+class TestInTurn(Promises):
+    """Each promise on one of the servers; the slow classes have all promises on each."""
 
 
 @pytest.mark.slow
@@ -114,6 +126,10 @@ class Lines(Promises):
         files = {name: data for name, data in shown(self.where).items() if not name.startswith(".")}
         lines = [line for _, data in sorted(files.items()) for line in data.splitlines()]
         return list(dict.fromkeys(json.loads(line)["hash"] for line in lines))
+
+
+class TestLinesInTurn(Lines):
+    """Each promise on one of the servers."""
 
 
 @pytest.mark.slow

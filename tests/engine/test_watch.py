@@ -452,6 +452,20 @@ def test_a_log_that_cannot_be_asked(place: Path, monkeypatch: pytest.MonkeyPatch
     assert any("the disk is away" in message for message in w.messages)
 
 
+def test_an_interrupt_that_a_library_has_lost(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The observer raises it again, also while nothing happens."""
+    plan = Plan("watched", version=1)
+    plan.source("queue", Queue("in", place)).destination("copy", ToQueue("copy", place))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with watching(place, plan) as w, monkeypatch.context() as interrupted:
+        interrupted.setattr(Watch, "waits", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            w.wait(1.0)
+
+
 def test_what_comes_due_is_done(place: Path, corpus: Path) -> None:
     """A failed step is tried again when it is due, also if no file changes."""
 

@@ -27,7 +27,7 @@ from tests.servers.kafka import KafkaServer
 from tests.support import invariants
 from tests.support.kafka_topics import Topics
 from tests.support.plan_world import Watch
-from tests.support.waiting import wait_until
+from tests.support.waiting import LATE_S, wait_until
 
 PLAN = """
 from tests.kafka.child import Job, plan_of
@@ -165,7 +165,7 @@ def test_hundreds_of_waves_over_topics(topics: Topics, kafka: KafkaServer, place
                     early = held(run.pid)
             late = held(run.pid)
             run.send_signal(signal.SIGTERM)
-            assert run.wait(120) == 130, (place / "said").read_text()
+            assert run.wait(LATE_S) == 130, (place / "said").read_text()
         finally:
             run.kill()
             run.wait()

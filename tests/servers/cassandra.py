@@ -55,9 +55,14 @@ key_cache_size: 4MiB
 file_cache_size: 32MiB
 networking_cache_size: 8MiB
 auto_snapshot: false
+read_request_timeout: 60s
+range_request_timeout: 60s
+write_request_timeout: 60s
+cas_contention_timeout: 60s
 """
 """With ``batch`` a server that is killed has what it confirmed; its default loses the last seconds. Without
-``auto_snapshot`` a dropped table leaves no copy, so that the tests of a session do not fill the disk."""
+``auto_snapshot`` a dropped table leaves no copy, so that the tests of a session do not fill the disk. A machine
+that is busy with other tests takes longer than the two seconds that a write has by default."""
 
 LOGBACK: Final = """\
 <configuration>

@@ -53,7 +53,7 @@ class Topics:
             {"bootstrap.servers": self.url, "log_level": 0}
         )  # one that knows which brokers there are now
         for error in admin.elect_leaders(ElectionType.PREFERRED, partitions).result().values():
-            assert error is None or error.args[0].name() == "ELECTION_NOT_NEEDED", error
+            assert error is None or error.name() == "ELECTION_NOT_NEEDED", error
 
     def await_in_sync(self) -> None:
         """Wait until every replica of every topic has what its leader has."""

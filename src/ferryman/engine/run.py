@@ -176,6 +176,7 @@ class Run:
 
     def ask_logs(self) -> bool:
         """Return whether logs have new entries, which the next turn reads."""
+        self._observer.waits()  # here a run ends whose interrupt was lost in a library's callback
         self.logs_have_grown |= self._logs.have_grown()
         return self.logs_have_grown
 
