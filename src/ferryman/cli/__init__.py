@@ -2,6 +2,7 @@
 
 import os
 import sys
+from itertools import pairwise
 
 __all__ = ["main"]
 
@@ -21,5 +22,8 @@ def main() -> None:
 
 def _needs_helpers(arguments: list[str]) -> bool:
     """Return whether a command will read sources in helper processes, so that these load their modules meanwhile."""
-    elsewhere = any(each.startswith(("--master", "--help")) for each in arguments)
-    return arguments[:1] == ["run"] and not elsewhere and "PYSPARK_GATEWAY_PORT" not in os.environ
+    if arguments[:1] != ["run"] or "--help" in arguments or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return False
+    masters = [value for option, value in pairwise(arguments) if option == "--master"]
+    masters += [each.removeprefix("--master=") for each in arguments if each.startswith("--master=")]
+    return all(each.startswith("local") for each in masters)

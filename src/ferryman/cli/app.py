@@ -138,25 +138,7 @@ def command_with(verb: str) -> Any:
     own = _make_app()
     own.registered_callback = app.registered_callback
     own.registered_commands, own.registered_groups = commands, groups
-    command = typer.main.get_command(own)
-    for each in (command, *getattr(command, "commands", {}).values()):
-        for parameter in each.get_params(typer.Context(each)):
-            if hasattr(parameter, "get_runtime_param"):
-                parameter._runtime_param = _Unchecked()
-    return command
-
-
-class _Unchecked:
-    """Takes the value of a parameter without typer's check where none is needed: the check loads pydantic, which takes
-    longer than many a verb."""
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        if value is None:
-            return () if param.multiple or param.nargs == -1 else None
-        if value is param.default or (param.type_descriptor.annotation is str and isinstance(value, str)):
-            return value
-        param._runtime_param = None  # typer makes its own
-        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+    return typer.main.get_command(own)
 
 
 def _name_of(function: Callable[..., Any] | None) -> str:

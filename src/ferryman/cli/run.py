@@ -337,7 +337,6 @@ def _run_with_progress(
         try:
             with progress_observer(sys.stderr, verbose, *log) as plain, logging_to(plain, verbose):
                 observer = _CommandCompleter(plain, typed)
-                _start_helpers(options.get("master", ""))
                 from ferryman.engine.summary import FlowSummary
                 from ferryman.operations import (
                     run as run_operation,
@@ -363,15 +362,6 @@ def _run_with_progress(
             )
             raise typer.Exit(CODE)
     return summary
-
-
-def _start_helpers(master: str) -> None:
-    """Have helper processes loaded while this process loads its own modules, if sources will be read in them."""
-    from ferryman.engine.runner import fork_server
-    from ferryman.engine.runner.on_demand import cores_of
-
-    if cores_of(master) is not None and "pyspark" not in sys.modules:
-        fork_server.start_ahead()
 
 
 class _CommandCompleter(Forwarding):
