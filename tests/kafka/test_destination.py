@@ -291,7 +291,7 @@ def test_marks_of_settled_rows_go(topics: Topics) -> None:
 @pytest.mark.rule("state.old-copy", "verify.adopt")
 def test_a_state_older_than_its_topic_is_adopted_without_doubles(topics: Topics, place: Path) -> None:
     """A run refuses it; after its adoption messages that the copy does not know do not come again, however often a copy
-    is put back; one that was lost meanwhile does."""
+    is put back."""
     topic = topics.new(partitions=2)
     documents: list[dict[str, Any]] = [{"id": f"d{n}", "n": n} for n in range(6)]
 
