@@ -175,7 +175,7 @@ KEPT = {
     "ferryman.destinations.file_index.copies": "copies of indexes, compared with what is there at each use",
     "ferryman.engine.answers._NOTHING": "stays empty",
     "ferryman.engine.runner.child._own_ends": "pipes of this process, if it is a child",
-    "ferryman.engine.runner.fork_server._idle": "servers without children, by process",
+    "ferryman.engine.runner.fork_server._idle": "a server without children, by process",
     "ferryman.engine.runner.fork_server._locks": "by process",
     "ferryman.engine.runner.fork_server._servers": "by process",
     "ferryman.engine.runner.sessions._before_spark": "a handler of signals, put back at the end",

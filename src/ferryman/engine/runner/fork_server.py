@@ -160,13 +160,13 @@ def fork_server() -> ForkServer:
         return server
 
 
-_idle: Final[dict[int, list[ForkServer]]] = {}
-"""Fork servers without children that the next ``take_server`` returns, by process id."""
+_idle: Final[dict[int, ForkServer]] = {}
+"""The fork server without children that the next ``take_server`` returns, by process id."""
 
 
 def start_ahead() -> None:
     """Start a fork server that ``take_server`` will return: it loads its modules while this process loads its own."""
-    if not _idle.get(os.getpid()):
+    if os.getpid() not in _idle:
         with contextlib.suppress(OSError):  # who needs one reports it
             give_back(ForkServer())
 
@@ -178,30 +178,23 @@ def take_server(environment: Mapping[str, str]) -> ForkServer:
     Raises:
         OSError: none can be started.
     """
-    idle = _idle.get(os.getpid(), [])
-    with contextlib.suppress(IndexError):  # another thread may be faster
-        while True:
-            server = idle.pop()
-            if server.alive:
-                server.set_environment(environment)
-                return server
-    return ForkServer(environment)
+    server = _idle.pop(os.getpid(), None)
+    if server is None or not server.alive:
+        return ForkServer(environment)
+    server.set_environment(environment)
+    return server
 
 
 def give_back(server: ForkServer) -> None:
     """Keep a fork server, all of whose children have ended, for the next who takes one."""
-    idle = _idle.setdefault(os.getpid(), [])
-    if idle:
+    if _idle.setdefault(os.getpid(), server) is not server:
         server.end()
-    else:
-        idle.append(server)
 
 
 def end_idle() -> None:
     """End the fork server that nobody uses."""
-    idle = _idle.get(os.getpid(), [])
-    while idle:
-        idle.pop().end()
+    if (server := _idle.pop(os.getpid(), None)) is not None:
+        server.end()
 
 
 atexit.register(end_idle)
