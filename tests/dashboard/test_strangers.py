@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -60,24 +61,24 @@ def _answer(delivery: Delivery) -> Outcome:
     return Outcome.permanent(f"{delivery.id} {'<b>long</b> ' * 100_000} https://user:secret@host/x?key=hidden")
 
 
+def _world_of(ids: Sequence[str], folder: Path) -> PlanWorld:
+    world = PlanWorld(folder)
+    world.build(answer=_answer)
+    world.put(*ids)
+    world.run()
+    return world
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> PlanWorld:
     """A state like ``hostile``, of as many documents with plain names."""
-    world = PlanWorld(tmp_path_factory.mktemp("plain"))
-    world.build(answer=_answer)
-    world.put(*PLAIN_IDS)
-    world.run()
-    return world
+    return _world_of(PLAIN_IDS, tmp_path_factory.mktemp("plain"))
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> PlanWorld:
     """A state of a plan whose documents are named, and whose errors are worded, by an attacker."""
-    world = PlanWorld(tmp_path_factory.mktemp("hostile"))
-    world.build(answer=_answer)
-    world.put(*IDS)
-    world.run()
-    return world
+    return _world_of(IDS, tmp_path_factory.mktemp("hostile"))
 
 
 @pytest.mark.parametrize("path", [PLAN, "/", *(f"{PLAN}/{name}" for name in ("failures", "runs", "verify"))])

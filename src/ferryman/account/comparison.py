@@ -252,7 +252,7 @@ class Comparison:
             WHERE {extra and self._keyed} AND document IS NULL
         """,
         )
-        ledger = "ledger" if self._count("strays") else "(SELECT * FROM ledger LIMIT 0)"  # else all of it is read
+        ledger = self._ledger_if("strays")
         self._view.keep(
             "found",
             f"""
@@ -281,7 +281,7 @@ class Comparison:
     def unknown_records(self, table: str = "pairs") -> Iterator[dict[str, Any]]:
         """Yield the records in a table, ``pairs`` or ``stored``, that the ledger does not have: ``id``, ``hash``,
         ``source``, ``version``, ``route``."""
-        ledger = "ledger" if self._count(f"{table} WHERE id IS NOT NULL") else "(SELECT * FROM ledger LIMIT 0)"
+        ledger = self._ledger_if(f"{table} WHERE id IS NOT NULL")
         self._view.keep(
             "ledger_hashes",
             f"""
@@ -290,6 +290,10 @@ class Comparison:
         """,
         )
         return self._view.iter_rows(f"SELECT * FROM {table} ANTI JOIN ledger_hashes USING (hash) WHERE id IS NOT NULL")
+
+    def _ledger_if(self, rows: str) -> str:
+        """Return the ledger, as SQL, to be joined with these rows: without any, no part of it is read."""
+        return "ledger" if self._count(rows) else "(SELECT * FROM ledger LIMIT 0)"
 
     def undelivered_hashes(self) -> Iterator[str]:
         """Yield the hashes of the stored records that the ledger does not have as delivered."""

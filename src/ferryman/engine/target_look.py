@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from ferryman import limits
 from ferryman.account.comparison import Comparison, ComparisonCounts, Difference
-from ferryman.account.queries import open_view, retry_read
+from ferryman.account.queries import open_view, query_view, retry_read
+from ferryman.account.relations import View
 from ferryman.destinations.base import Destination
 from ferryman.destinations.stored import Stored, slices
 from ferryman.document import Operation
@@ -225,13 +226,12 @@ class TargetLook:
     def undelivered(self) -> frozenset[str]:
         """Return the hashes of what the target holds and the ledger does not have as delivered."""
 
-        def read() -> frozenset[str]:
-            with open_view(self._root, self._plan) as view:
-                comparison = Comparison(view, self._names, **self._expected)
-                comparison.load(self._inventory(self._nodes[0], None))
-                return frozenset(comparison.undelivered_hashes())
+        def undelivered(view: View) -> frozenset[str]:
+            comparison = Comparison(view, self._names, **self._expected)
+            comparison.load(self._inventory(self._nodes[0], None))
+            return frozenset(comparison.undelivered_hashes())
 
-        return retry_read(self._root, read)
+        return query_view(self._root, self._plan, undelivered)
 
     def is_older(self, ids: Collection[str]) -> bool:
         """Return whether the target lacks one of the documents with these ids, has an earlier delivery of it, or has
