@@ -52,16 +52,18 @@ HALF: Final = 0.5
 PLAN: Final = """
 from ferryman import Plan
 from ferryman.destinations import OpenSearch, Sql
-from ferryman.sources import DataFrame
+from ferryman.sources import DataFrame, Parquet
 
 def text(doc):
     doc.raw = doc.fields.pop("body").encode()
     return doc
 
 plan = Plan("trip")
-rows = plan.source("rows", DataFrame(lambda spark: spark.read.parquet({rows!r})))
+rows = plan.source("rows", {source})
 rows.step("text", text).destination("table", {destination})
 """
+FILES: Final = "Parquet({rows!r}, id='id')"
+FRAME: Final = "DataFrame(lambda spark: spark.read.parquet({rows!r}))"
 
 
 class Catalog:
@@ -170,7 +172,7 @@ class Postgres(Store):
 
     def unchanged(self, mark: str) -> int:
         query = f"SELECT count(*) FROM {self._table} WHERE {self._body} NOT LIKE '{mark}%'"
-        return sum(count for (count,) in query_sqlite(self._file, query))
+        return sum(count for (count,) in self._ask(query))
 
     def _ask(self, query: str) -> list[Any]:
         with psycopg.connect(self._url) as connection:
@@ -312,6 +314,7 @@ def groups(stack: ExitStack) -> dict[str, Make]:
     def into_postgresql(catalog: Catalog, folder: Path) -> Sequence[Program]:
         return (
             ferryman_into(catalog, folder, _sql(url := database()), Postgres(url, "documents", "text")),
+            ferryman_into(catalog, folder, _sql(url := database()), Postgres(url, "documents", "text"), on_spark=True),
             _jdbc("overwrite", catalog, database()),
             _jdbc("merge", catalog, database()),
             _stream(catalog, folder, database()),
@@ -374,16 +377,17 @@ def _sql(url: str) -> str:
     return f'Sql({url!r}, columns={{"title": "title"}})'
 
 
-def ferryman_into(catalog: Catalog, folder: Path, destination: str, store: Store) -> Program:
-    """Return Ferryman with its plan, in the folder."""
-    (folder / "plan.py").write_text(PLAN.format(rows=str(catalog.rows), destination=destination))
-    return Program("Ferryman", ferryman_line(folder), store)
-
-
-def ferryman_line(folder: Path) -> list[str | Path]:
-    """Return the command that runs a folder's plan, with two tasks at once, as the others have."""
-    line: list[str | Path] = [sys.executable, "-m", "ferryman.cli", "run", folder / "plan.py"]
-    return [*line, "--state", folder / "state", "--master", "local[2]", "--conf", "spark.driver.memory=2g"]
+def ferryman_into(
+    catalog: Catalog, folder: Path, destination: str, store: Store, *, on_spark: bool = False
+) -> Program:
+    """Return Ferryman with its plan: it reads the files itself, or a DataFrame with two tasks at once, as the others."""
+    home = folder / ("spark" if on_spark else "files")
+    home.mkdir()
+    source = (FRAME if on_spark else FILES).format(rows=str(catalog.rows))
+    (home / "plan.py").write_text(PLAN.format(source=source, destination=destination))
+    line: list[str | Path] = [sys.executable, "-m", "ferryman.cli", "run", home / "plan.py", "--state", home / "state"]
+    spark = ["--master", "local[2]", "--conf", "spark.driver.memory=2g"]
+    return Program("Ferryman, DataFrame", [*line, *spark], store) if on_spark else Program("Ferryman", line, store)
 
 
 def trip(what: str, make: Make, folder: Path, count: int, rounds: int) -> Iterator[Row]:

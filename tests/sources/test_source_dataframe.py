@@ -180,7 +180,7 @@ def test_an_id_is_text_or_the_text_of_a_number(value: Any, kind: pa.DataType, id
 @pytest.mark.parametrize("kind", [pa.binary(), pa.bool_(), pa.date32(), pa.list_(pa.string())])
 def test_other_types_are_no_ids(kind: pa.DataType) -> None:
     """What its text would be is for `read` to say."""
-    with pytest.raises(UsageError, match=r"id='id'\): the column holds .* Cast it to string in read"):
+    with pytest.raises(UsageError, match=r"id='id'\): the column holds .* Cast it to text"):
         list(table().columns([pa.record_batch({"id": pa.array([], kind)})]))
 
 

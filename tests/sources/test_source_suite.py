@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ferryman.document import Document
-from ferryman.sources import Csv, DataFrame, Files, JsonLines, Lines, Listed, Memory, Source
+from ferryman.sources import Csv, DataFrame, Files, JsonLines, Lines, Listed, Memory, Parquet, Source
 from ferryman.testing.sources import SourceSuite
 
 
@@ -111,6 +112,28 @@ class TestJsonLinesWithIds(TestJsonLines):
 
     def at(self, id: str) -> int:
         return int(id) - 1
+
+
+class TestParquet(SourceSuite):
+    def source(self, folder: Path) -> Parquet:
+        self.file = folder / "a.parquet"
+        self._write({"1": "one", "2": "two", "3": "three"})
+        return Parquet(folder, id="id", content="name")
+
+    def absent(self, folder: Path) -> Parquet:
+        return Parquet(folder / "missing")
+
+    def change(self, source: Source, id: str) -> None:
+        self._write(self._names() | {id: "changed"})
+
+    def remove(self, source: Source, id: str) -> None:
+        self._write({key: name for key, name in self._names().items() if key != id})
+
+    def _names(self) -> dict[str, str]:
+        return {row["id"]: row["name"] for row in pq.read_table(self.file).to_pylist()}
+
+    def _write(self, names: dict[str, str]) -> None:
+        pq.write_table(pa.table({"id": list(names), "name": list(names.values()), "tags": [["x"]] * len(names)}), self.file)
 
 
 class TestMemoryOfAList(SourceSuite):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ferryman.sources.indexes import Elasticsearch, OpenSearch, Solr
     from ferryman.sources.kafka import Kafka
     from ferryman.sources.mailbox import Mailbox
+    from ferryman.sources.parquet import Parquet
     from ferryman.sources.postgres_changes import PostgresChanges
     from ferryman.sources.queue import Queue
     from ferryman.sources.site import Site
@@ -55,6 +56,7 @@ __all__ = [
     "Memory",
     "Note",
     "OpenSearch",
+    "Parquet",
     "Piece",
     "PostgresChanges",
     "Queue",
@@ -80,6 +82,7 @@ _HEAVY: Final = {
     "Mailbox": "sources.mailbox",
     "PostgresChanges": "sources.postgres_changes",
     "OpenSearch": "sources.indexes",
+    "Parquet": "sources.parquet",
     "Queue": "sources.queue",
     "Solr": "sources.indexes",
     "Site": "sources.site",

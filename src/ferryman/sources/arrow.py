@@ -30,23 +30,26 @@ class RowEncoder:
     Values are converted from Arrow to Python a column at a time. A row is a ``msgspec.Struct``, filled and encoded
     without Python code per row: a row of five columns takes half a microsecond, with dicts two.
 
+    Args:
+        source: name of the source's class, for messages.
+
     Raises:
         UsageError: no column has this name, two columns share one, or ids cannot be made of this column.
     """
 
-    def __init__(self, schema: pa.Schema, id: str | None) -> None:
-        check_names(schema.names, id)
+    def __init__(self, schema: pa.Schema, id: str | None, source: str = "DataFrame") -> None:
+        check_names(schema.names, id, source)
         self.schema = schema
         self._id = None if id is None else schema.names.index(id)
         if id is not None and self._id is not None:
             self._id_casts = _casts_of(schema.types[self._id])
-            self._id_text = _id_text(id, schema.types[self._id])
+            self._id_text = _id_text(id, schema.types[self._id], source)
         order = sorted(range(len(schema.names)), key=lambda i: schema.names[i])
         self._row = row_maker([schema.names[i] for i in order])
         self._columns = [(i, _casts_of(schema.types[i]), _converter(schema.types[i])) for i in order]
         for name, kind in zip(schema.names, schema.types, strict=True):
             if _nesting(kind) >= limits.NESTED:
-                raise UsageError(f"DataFrame: column {name!r} is nested more than {limits.NESTED} deep.")
+                raise UsageError(f"{source}: column {name!r} is nested more than {limits.NESTED} deep.")
         nested = any(kind.num_fields for kind in schema.types)
         self._encode = _encode_sorted if nested else _encode_in_order  # the columns are in order already
 
@@ -56,6 +59,8 @@ class RowEncoder:
         if self._id is not None:
             ids = _values(batch.column(self._id), self._id_casts, self._id_text)
         columns = [_values(batch.column(i), casts, convert) for i, casts, convert in self._columns]
+        if not columns:
+            return ids, [b"{}"] * batch.num_rows
         return ids, list(map(self._encode, map(self._row, *columns)))
 
 
@@ -81,26 +86,24 @@ def row_maker(names: list[str]) -> Callable[..., Any]:
     return msgspec.defstruct("Row", list(fields), rename=fields, gc=False)
 
 
-def check_names(names: list[str], id: str | None) -> None:
+def check_names(names: list[str], id: str | None, source: str = "DataFrame") -> None:
     """
     Raises:
         UsageError: no column has this name, or two columns share one; names them.
     """
     if id is not None and id not in names:
-        raise UsageError(f"DataFrame(id={id!r}): there is no such column. There are: {', '.join(names)}.")
+        raise UsageError(f"{source}(id={id!r}): there is no such column. There are: {', '.join(names)}.")
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
-        raise UsageError(
-            f"DataFrame: two columns are called {', '.join(duplicates)}: give them names of their own in read."
-        )
+        raise UsageError(f"{source}: two columns are called {', '.join(duplicates)}: give them names of their own.")
 
 
-def id_type_error(name: str, kind: str) -> str:
+def id_type_error(name: str, kind: str, source: str = "DataFrame") -> str:
     """Return the error text for a column whose type cannot be an id."""
-    return f"DataFrame(id={name!r}): the column holds {kind}; an id is text or a number. Cast it to string in read."
+    return f"{source}(id={name!r}): the column holds {kind}; an id is text or a number. Cast it to text."
 
 
-def _id_text(name: str, kind: pa.DataType) -> Convert | None:
+def _id_text(name: str, kind: pa.DataType, source: str) -> Convert | None:
     """Return the conversion of an id to text, after the casts; None if it is text."""
     if types.is_string(kind) or types.is_large_string(kind):
         return None
@@ -110,7 +113,7 @@ def _id_text(name: str, kind: pa.DataType) -> Convert | None:
         return _number_text
     if types.is_decimal(kind):
         return _plain_decimal
-    raise UsageError(id_type_error(name, str(kind)))
+    raise UsageError(id_type_error(name, str(kind), source))
 
 
 def _casts_of(kind: pa.DataType) -> list[pa.DataType]:
@@ -136,10 +139,14 @@ def _map_types(kind: pa.DataType, swap: Convert) -> pa.DataType:
     return swap(kind)
 
 
-def without_views(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with the plain types of text and bytes in place of views, which some readers make."""
+def plain_types(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the plain types in place of views, dictionaries and extensions, which some readers make."""
 
     def swap(kind: pa.DataType) -> pa.DataType:
+        if isinstance(kind, pa.BaseExtensionType):
+            return _map_types(kind.storage_type, swap)
+        if types.is_dictionary(kind):
+            return _map_types(kind.value_type, swap)
         if types.is_string_view(kind):
             return pa.string()
         return pa.binary() if types.is_binary_view(kind) else kind

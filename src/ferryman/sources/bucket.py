@@ -374,6 +374,15 @@ class _Stream(io.RawIOBase):
         buffer[: len(data)] = data
         return len(data)
 
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
     def close(self) -> None:
         if not self.closed:
             self._file.close()

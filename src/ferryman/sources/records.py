@@ -1,4 +1,4 @@
-"""Shared parts of ``Lines``, ``Csv`` and ``JsonLines``: files of which every line or row is a document."""
+"""Files of which every line or row is a document: ``Lines``, ``Csv``, ``JsonLines``, and what ``Parquet`` shares with them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RecordRow(NamedTuple):
     name: str
     """Name in the file, such as ``line=12``: no child's key contains a ``=``, so ids cannot clash."""
     line: int
-    """Number of its first line, for messages."""
+    """Number of its first line, or of the row where there are no lines, for messages."""
     fields: dict[str, Any]
     raw: bytes | None = None
     id: str | None = None
@@ -77,10 +77,12 @@ class Records(FileSource):
     whose row it is; the listing counts as incomplete then too, or its document would be taken for deleted.
     """
 
+    counts = "line"
+    """What a message counts to say where a row is."""
+
     def __init__(
         self,
         files: FileSelection,
-        encoding: str,
         max_bytes: int,
         *,
         prefix: str,
@@ -88,13 +90,17 @@ class Records(FileSource):
         max_deleted: float | None,
     ) -> None:
         super().__init__(files, max_bytes, None, prefix=prefix, detect=detect, max_deleted=max_deleted)
-        self.encoding = validate_encoding(type(self).__name__, encoding)
         self.ids_in_rows = False
 
-    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
+    def rows(self, stream: io.BufferedReader, file: str, path: str) -> Iterator[RecordRow]:
         """Yield the rows of a file.
 
+        Args:
+            file: its id, relative to the root.
+            path: for messages.
+
         Raises:
+            BadDocument: it cannot be read on.
             UnreadableRecords: the rest of the file has no recognisable rows.
         """
         raise NotImplementedError
@@ -154,16 +160,16 @@ class Records(FileSource):
             documents = self._documents(opened, file.id, path)
             yield from documents if file.size < LARGE_BYTES else _with_progress(documents, stream, file.size)
 
-    def _documents(self, lines_file: Any, file: str, path: str) -> Iterator[Listed | Document]:
+    def _documents(self, stream: io.BufferedReader, file: str, path: str) -> Iterator[Listed | Document]:
         without_id = 0
         first = ""
         try:
-            for row in self.rows(physical_lines(lines_file, self.encoding, self.max_bytes, path)):
+            for row in self.rows(stream, file, path):
                 id = f"{file}#{row.name}" if row.id is None else id_of_text(row.id)
                 if not row.refused:
                     yield Document.of(id, row.fields, row.raw)
                     continue
-                why = f"{path}, line {row.line}: {row.refused}."
+                why = f"{path}, {self.counts} {row.line}: {row.refused}."
                 if row.id is None:
                     without_id += 1
                     first = first or why
@@ -174,6 +180,25 @@ class Records(FileSource):
             raise TransientError(f"{path}, {e}. {_REST_UNKNOWN}") from e
         if without_id and self.ids_in_rows:
             raise TransientError(f"{path} has rows ({without_id}) whose id cannot be known; the first: {first}")
+
+
+class TextRecords(Records):
+    """Base of the sources whose files are text.
+
+    Args:
+        encoding: of the files; a byte order mark in a file wins.
+    """
+
+    def __init__(self, files: FileSelection, encoding: str, max_bytes: int, **options: Any) -> None:
+        super().__init__(files, max_bytes, **options)
+        self.encoding = validate_encoding(type(self).__name__, encoding)
+
+    def rows(self, stream: io.BufferedReader, file: str, path: str) -> Iterator[RecordRow]:
+        return self.rows_of(physical_lines(stream, self.encoding, self.max_bytes, path))
+
+    def rows_of(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
+        """Yield the rows of these lines, see ``rows``."""
+        raise NotImplementedError
 
 
 LARGE_BYTES: Final = 64 * limits.MIB
@@ -207,7 +232,7 @@ def id_problem(id: str) -> str:
 # Rows of CSV files.
 
 
-class Csv(Records):
+class Csv(TextRecords):
     """Every row of every CSV file below ``root`` that the globs take, as a document: each column is a field, as text.
 
     ``Csv("products.csv", id="sku")``, ``Csv("exports", include="**/*.tsv.gz", delimiter="\\t", content="body")``.
@@ -295,7 +320,7 @@ class Csv(Records):
         if self.columns is not None and (why := self._column_problem(self.columns)):
             raise UsageError(f"Csv(columns={columns!r}): {why}.")
 
-    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
+    def rows_of(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
         csv.field_size_limit(max(csv.field_size_limit(), self.max_bytes))  # Python's own, for all: ours is the feed's
         first = next(lines, None)
         stated = _SEPARATOR.fullmatch(first[1]) if first is not None else None
@@ -422,7 +447,7 @@ _KINDS: Final = {list: "an array", str: "text", bool: "a boolean", type(None): "
 _decode = msgspec.json.Decoder().decode
 
 
-class JsonLines(Records):
+class JsonLines(TextRecords):
     """Every line of every file below ``root`` that the globs take, as a document: a JSON object, whose members are the
     fields.
 
@@ -478,7 +503,7 @@ class JsonLines(Records):
         self.content = _pointer("content", content)
         self.ids_in_rows = self.id is not None
 
-    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
+    def rows_of(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
         for number, line, problem in lines:
             if problem:
                 yield RecordRow(f"line={number}", number, {}, refused=problem)
@@ -523,7 +548,7 @@ LineId = Literal["line", "content"]
 Blank = Literal["skip", "keep"]
 
 
-class Lines(Records):
+class Lines(TextRecords):
     """Every line of every file below ``root`` that the globs take, as a document: the line's text is ``raw``, in UTF-8
     and without its line end; there are no fields.
 
@@ -585,7 +610,7 @@ class Lines(Records):
         self.id = id
         self.blank = blank
 
-    def rows(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
+    def rows_of(self, lines: Iterator[PhysicalLine]) -> Iterator[RecordRow]:
         keep, by_content = self.blank == "keep", self.id == "content"
         for number, line, problem in lines:
             if problem:

@@ -311,10 +311,10 @@ def _plain_batches(stream: Any) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a stream of delta-rs, without its views."""
     import pyarrow as pa
 
-    from ferryman.sources.arrow import without_views
+    from ferryman.sources.arrow import plain_types
 
     reader = pa.RecordBatchReader.from_stream(stream)
-    schema = without_views(reader.schema)
+    schema = plain_types(reader.schema)
     for batch in reader:
         if batch.num_rows:
             yield from pa.Table.from_batches([batch]).cast(schema).to_batches()

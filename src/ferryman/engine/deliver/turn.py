@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman import limits
@@ -345,7 +347,7 @@ class ThreadCaller:
             except queue.Empty:
                 if time.monotonic() >= until:
                     self.has_abandoned_call = True
-                    raise Hung(f"no answer within {timeout_s:g} s") from None
+                    raise Hung(f"no answer within {timeout_s:g} s{self._position()}") from None
                 meanwhile()
         if succeeded:
             return answer
@@ -354,6 +356,15 @@ class ThreadCaller:
     def end(self) -> None:
         """End the thread or process; no calls may follow."""
         self._calls.put(_END)
+
+    def _position(self) -> str:
+        """Return where the call is, as the end of a sentence: a server that is silent and a lock look alike without."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is None:
+            return ""
+        code = frame.f_code
+        file = "/".join(Path(code.co_filename).parts[-2:])
+        return f"; it was in {code.co_name}, line {frame.f_lineno} of {file}"
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not _END:
