@@ -377,10 +377,8 @@ def _sql(url: str) -> str:
     return f'Sql({url!r}, columns={{"title": "title"}})'
 
 
-def ferryman_into(
-    catalog: Catalog, folder: Path, destination: str, store: Store, *, on_spark: bool = False
-) -> Program:
-    """Return Ferryman with its plan: it reads the files itself, or a DataFrame with two tasks at once, as the others."""
+def ferryman_into(catalog: Catalog, folder: Path, destination: str, store: Store, *, on_spark: bool = False) -> Program:
+    """Return Ferryman with its plan: it reads the files itself, or a DataFrame with two tasks at once, as others do."""
     home = folder / ("spark" if on_spark else "files")
     home.mkdir()
     source = (FRAME if on_spark else FILES).format(rows=str(catalog.rows))

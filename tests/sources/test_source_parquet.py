@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rows import documents, failures, refusals, told
+from tests.support.plan_world import PlanWorld
 
 from ferryman.errors import UsageError
 from ferryman.sources import DataFrame, Parquet
-from tests.support.plan_world import PlanWorld
 
 
 def write(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
@@ -68,7 +68,9 @@ def test_ids_contents_and_columns(tmp_path: Path) -> None:
         str(n): ({"key": n}, f"text {n}".encode()) for n in range(3)
     }
     alone = documents(Parquet(tmp_path / "b/x.parquet", content="text", columns=["more"]))
-    assert [(id, doc.fields) for id, doc in alone.items()] == [(f"x.parquet#row={n + 1}", {"more": n}) for n in range(3)]
+    assert [(id, doc.fields) for id, doc in alone.items()] == [
+        (f"x.parquet#row={n + 1}", {"more": n}) for n in range(3)
+    ]
 
 
 def test_bytes_and_nulls_as_content(tmp_path: Path) -> None:
@@ -127,7 +129,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, made: str, options: dict[str
     elif made != "rows":
         content = {"text": b"no parquet " * 9, "empty": b"", "cut": whole[: len(whole) // 2]}
         middle = len(whole) // 3
-        content["damaged"] = whole[:middle] + bytes(byte ^ 0x5A for byte in whole[middle : 2 * middle]) + whole[2 * middle :]
+        content["damaged"] = (
+            whole[:middle] + bytes(byte ^ 0x5A for byte in whole[middle : 2 * middle]) + whole[2 * middle :]
+        )
         bad.write_bytes(content[made])
     source = Parquet(tmp_path, **options)
     [said] = [each for each in failures(source) if "bad.parquet" in each]

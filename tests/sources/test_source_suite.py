@@ -133,7 +133,9 @@ class TestParquet(SourceSuite):
         return {row["id"]: row["name"] for row in pq.read_table(self.file).to_pylist()}
 
     def _write(self, names: dict[str, str]) -> None:
-        pq.write_table(pa.table({"id": list(names), "name": list(names.values()), "tags": [["x"]] * len(names)}), self.file)
+        pq.write_table(
+            pa.table({"id": list(names), "name": list(names.values()), "tags": [["x"]] * len(names)}), self.file
+        )
 
 
 class TestMemoryOfAList(SourceSuite):

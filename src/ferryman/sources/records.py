@@ -1,4 +1,4 @@
-"""Files of which every line or row is a document: ``Lines``, ``Csv``, ``JsonLines``, and what ``Parquet`` shares with them."""
+"""Files of which every line or row is a document: ``Lines``, ``Csv``, ``JsonLines``, and the base of ``Parquet``."""
 
 from __future__ import annotations
 
