@@ -23,7 +23,7 @@ from ferryman.engine.run import Run, Summary
 from ferryman.engine.settings import RunSettings
 from ferryman.errors import TransientError
 from ferryman.observe import Silent
-from ferryman.sources import Files, Listed
+from ferryman.sources import Doubt, Files, Listed, Note
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 
@@ -197,8 +197,8 @@ def _unprivileged() -> Iterator[None]:
 class _Files(Files):
     """``Files`` read by an unprivileged user."""
 
-    def listing(self, partition: Any) -> Iterator[Listed]:
-        listed: list[Listed] = []
+    def listing(self, partition: Any) -> Iterator[Listed | Doubt | Note]:
+        listed: list[Listed | Doubt | Note] = []
         error: TransientError | None = None
         with _unprivileged():
             try:

@@ -76,7 +76,7 @@ def attributes() -> str:
     ]
     for name, cls in shipped(ferryman.destinations, Destination):
         declared: Any = cls
-        if isinstance(cls.single_writer, property):
+        if isinstance(declared.single_writer, property):
             writers = "one at a time on SQLite, many on servers"
             assert Sql("sqlite:///index.db").single_writer
             assert not Sql("postgresql://host/db").single_writer
