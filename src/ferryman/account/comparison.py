@@ -125,7 +125,7 @@ class Comparison:
         self._view = view
         self._names = quote_list(destinations)
         self._keyed = keyed
-        self._match = "s.id = e.document" if keyed else "s.hash = e.hash"
+        self._key, self._key_of_expected = ("id", "document") if keyed else ("hash", "hash")
         sent = f"status = '{Status.INDEXED}' AND ordinal <> {ORDINAL_STEPS}"  # not: "unchanged", which was not sent
         self._arrived = f"""(
             SELECT document, source, destination, route, delivery_hash AS hash, wave, {_ORDER} AS happened,
@@ -209,36 +209,38 @@ class Comparison:
         self._load_texts("wanted", id=ids)
         self._expect_only("document IN (SELECT id FROM wanted)")
 
-    def pair(self) -> None:
-        """Pair the destination's inventory with the deliveries that must be there, and keep the pairs that are not
-        equal.
+    def add_up(self) -> None:
+        """Add up what is expected, by buckets, before the inventory is read: that may take so long that a driver
+        replaces the ledger's files meanwhile.
 
-        1. both sides are cut into buckets by a hash of the id, and for each bucket the hashes of all records are added
-           up: 128 bits, to which the same change in two records adds twice, so that it does not cancel
-        2. records of buckets with different sums are paired
-
-        So what is as it must be is only read, in bounded memory, and neither stored nor joined.
+        Both sides are cut into buckets by a hash of the id, and for each bucket the hashes of all records are added up:
+        128 bits, to which the same change in two records adds twice, so that it does not cancel.
         """
-        key, wanted = ("id", "document") if self._keyed else ("hash", "hash")
         self._view.keep(
             "sums",
             f"""
-            SELECT {_bucket(wanted)} AS bucket, {_sums(wanted, "must_be_there", "FILTER (must_be_there)")},
+            SELECT {_bucket(self._key_of_expected)} AS bucket,
+                {_sums(self._key_of_expected, "must_be_there", "FILTER (must_be_there)")},
                 count(*) FILTER (must_be_there) AS expected, count(*) FILTER (in_flight) AS in_flight
             FROM {self._expected} GROUP BY bucket
         """,
         )
+
+    def pair(self) -> None:
+        """Pair the destination's inventory with the deliveries that must be there, and keep the pairs that are not
+        equal. Only records of buckets with different sums are paired: all others are neither stored nor joined."""
         self._view.keep(
             "differing",
             f"""
             SELECT bucket FROM (
-                SELECT {_bucket(key)} AS bucket, {_sums(key, "intact IS TRUE")} FROM {self._stored} GROUP BY bucket
+                SELECT {_bucket(self._key)} AS bucket, {_sums(self._key, "intact IS TRUE")}
+                FROM {self._stored} GROUP BY bucket
             ) s FULL JOIN sums e USING (bucket) WHERE s.one IS DISTINCT FROM e.one OR s.two IS DISTINCT FROM e.two
         """,
         )
         stored, expected = (
             f"(SELECT * FROM {table} SEMI JOIN differing ON {_bucket(column)} = bucket)"
-            for table, column in ((self._stored, key), (self._expected, wanted))
+            for table, column in ((self._stored, self._key), (self._expected, self._key_of_expected))
         )
         self._view.keep(
             "pairs",
@@ -246,7 +248,7 @@ class Comparison:
             SELECT s.*, e.document, e.source AS of_source, e.destination, e.hash AS expected_hash, e.hashes,
                 coalesce(e.must_be_there, false) AS must_be_there,
                 coalesce(e.may_be_there OR e.in_flight, false) AS may_be_there
-            FROM {stored} s FULL JOIN {expected} e ON {self._match}
+            FROM {stored} s FULL JOIN {expected} e ON s.{self._key} = e.{self._key_of_expected}
             WHERE NOT coalesce(e.must_be_there AND s.intact AND list_contains(e.hashes, s.hash), false)
         """,
         )
@@ -318,8 +320,9 @@ class Comparison:
         return (row["hash"] for row in rows)
 
     def highest_revision(self) -> int:
-        """Return the highest revision of a delivery to the target."""
-        [row] = self._view.rows(f"SELECT max(revision) AS highest FROM ledger WHERE destination IN {self._names}")
+        """Return the highest revision of a delivery to the target; 0 also if all that is stored is what is expected."""
+        ledger = self._ledger_if("pairs WHERE id IS NOT NULL")
+        [row] = self._view.rows(f"SELECT max(revision) AS highest FROM {ledger} WHERE destination IN {self._names}")
         return int(row["highest"] or 0)
 
     def judge(self, destination: str, inventory: Iterable[Stored]) -> None:
