@@ -28,7 +28,10 @@ STORED: Final = pa.schema(
 """Columns of a destination's inventory."""
 
 _BATCH: Final = 8_192
-"""Rows of an inventory that are in memory at a time: so few that the garbage collector does not go through them."""
+"""Records of an inventory that are in memory at a time."""
+
+_PAGE: Final = 128
+"""Records that are objects at a time, so few that the garbage collector does not go through them."""
 
 _BUCKETS: Final = 4096
 """Buckets of records, of which those are compared one by one whose sums differ."""
@@ -39,11 +42,10 @@ _ORDER: Final = "wave * 4 + ordinal"
 _ONLY: Final = """
     SELECT document, source, destination, CASE WHEN {kept} THEN hash END AS hash,
         CASE WHEN {kept} THEN [hash] END AS hashes, {kept} AS must_be_there, {kept} AS may_be_there, false AS in_flight
-    FROM {arrived} ANTI JOIN several_ids ON hash(document) = id_hash
+    FROM {arrived}
 """
 """SQL for one row per delivery that is the only one of its id, and of which nothing was asked since: nearly all are, so
-these are read from the ledger whenever they are needed, and not stored. Where hashes of ids collide, both are looked at
-like the others."""
+these are read from the ledger whenever they are needed, and not stored."""
 
 _LAST_OF_EACH_ID: Final = """
     SELECT document, any_value(source) AS source, any_value(destination) AS destination,
@@ -133,9 +135,8 @@ class Comparison:
             FROM ledger
             WHERE destination IN {self._names} AND {sent} AND wave > {after} AND NOT starts_with(version, '{RANGE}')
         )"""
-        only = _ONLY.format(arrived=self._arrived, kept="is_upsert" if keyed else "true")
-        self._expected = f"({only} UNION ALL SELECT * FROM last_of_several)"
-        self._stored = "stored"
+        self._only = _ONLY.format(arrived=self._arrived, kept="is_upsert" if keyed else "true")
+        self._expected, self._stored = "", "stored"
 
     def expect(self, since: int = 0) -> None:
         """Collect the deliveries that must be there.
@@ -161,10 +162,23 @@ class Comparison:
                 ))
             """,
             "several_ids": f"""
-                SELECT hash(document) AS id_hash FROM {self._arrived} GROUP BY id_hash HAVING count(*) > 1
-                UNION SELECT hash(document) FROM again UNION SELECT hash(document) FROM sending
+                SELECT {_id_hash("document")} AS id FROM {self._arrived} GROUP BY id HAVING count(*) > 1
+                UNION SELECT {_id_hash("document")} FROM again UNION SELECT {_id_hash("document")} FROM sending
             """,
-            "several": f"SELECT * FROM {self._arrived} SEMI JOIN several_ids ON hash(document) = id_hash",
+        }.items():
+            self._view.keep(name, query)
+        self._expected = f"({self._only})"
+        if self._count("several_ids"):
+            self._expect_last_of_several()
+        if since:
+            self._expect_only(f"document IN (SELECT document FROM {self._arrived} WHERE wave >= {since})")
+
+    def _expect_last_of_several(self) -> None:
+        """Of ids with several deliveries, or of which something was asked, expect the last one. Where hashes of ids
+        collide, all of these are looked at."""
+        is_several = f"several_ids ON {_id_hash('document')} = several_ids.id"
+        for name, query in {
+            "several": f"SELECT arrived.* FROM {self._arrived} arrived SEMI JOIN {is_several}",
             "superseded": _SUPERSEDED,
             "latest": """
                 SELECT document, max(happened) AS happened FROM several ANTI JOIN superseded USING (hash, happened)
@@ -173,8 +187,7 @@ class Comparison:
             "last_of_several": _LAST_OF_EACH_ID if self._keyed else _EACH,
         }.items():
             self._view.keep(name, query)
-        if since:
-            self._expect_only(f"document IN (SELECT document FROM {self._arrived} WHERE wave >= {since})")
+        self._expected = f"({self._only} ANTI JOIN {is_several} UNION ALL SELECT * FROM last_of_several)"
 
     def _expect_only(self, condition: str) -> None:
         """Expect only those of the expected deliveries that this condition, as SQL, selects."""
@@ -238,8 +251,9 @@ class Comparison:
             ) s FULL JOIN sums e USING (bucket) WHERE s.one IS DISTINCT FROM e.one OR s.two IS DISTINCT FROM e.two
         """,
         )
+        none = "" if self._count("differing") else "LIMIT 0"
         stored, expected = (
-            f"(SELECT * FROM {table} SEMI JOIN differing ON {_bucket(column)} = bucket)"
+            f"(SELECT * FROM (SELECT * FROM {table} {none}) SEMI JOIN differing ON {_bucket(column)} = bucket)"
             for table, column in ((self._stored, self._key), (self._expected, self._key_of_expected))
         )
         self._view.keep(
@@ -401,25 +415,26 @@ def _bucket(column: str) -> str:
     return f"hash({column}) & {_BUCKETS - 1}"
 
 
+def _id_hash(column: str) -> str:
+    """Return SQL for the hash of an id. DuckDB's own has thousands of collisions among a million file names, which are
+    alike at their beginning."""
+    return f"hash({column}, reverse({column}))"
+
+
 def _sums(key: str, flag: str, which: str = "") -> str:
     """Return SQL for the sums of a bucket, over the key, the delivery's hash and a flag of each record; ``one`` and
     ``two``."""
-    return f"sum(hash({key}, hash, {flag})) {which} AS one, sum(hash({flag}, hash, {key})) {which} AS two"
+    return f"sum(hash({key}, hash, {flag})) {which} AS one, sum(hash({flag}, hash, reverse({key}))) {which} AS two"
 
 
 def _batches(inventory: Iterable[Stored]) -> Iterator[pa.RecordBatch]:
     records = iter(inventory)
     while True:
         columns: list[list[Any]] = [[] for _ in STORED]
-        add = [column.append for column in columns]
-        add_id, add_hash, add_intact, add_source, add_version, add_route = add
-        for id, hash, intact, source, version, route in islice(records, _BATCH):  # kept by columns: tuples are
-            add_id(id)  # objects that the garbage collector goes through
-            add_hash(hash)
-            add_intact(intact)
-            add_source(source)
-            add_version(version)
-            add_route("/".join(route) if route != () else "")
+        while len(columns[0]) < _BATCH and (rows := list(islice(records, _PAGE))):
+            for column, values in zip(columns, zip(*rows, strict=True), strict=True):
+                column += values
+        columns[5] = ["/".join(route) if route != () else "" for route in columns[5]]
         if not columns[0]:
             return
         try:
