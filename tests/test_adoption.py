@@ -208,6 +208,35 @@ def test_a_state_older_than_its_queue_is_adopted_without_doubles(place: Path) ->
     assert verify(world.plan, state=world.state).exit == 0
 
 
+@pytest.mark.rule("verify.adopt", "verify.repair")
+@pytest.mark.parametrize("ran", [True, False])
+def test_messages_that_are_lost_after_an_adoption_are_sent_again(place: Path, ran: bool) -> None:
+    """Those that the state had forgotten, too, before and after it has sent them again; and nothing twice."""
+    world = world_with(place, messages=Queue("out", place))
+    shutil.copytree(place / "out", place / "older")
+    put_back = keep(world.state)
+    world.put(IDS[0], text="edited")
+    world.put("new")
+    assert world.run().exit == 0
+    put_back()
+    assert adopt(world.plan, state=world.state).exit == 0
+    if ran:
+        assert world.run().delivered == 2
+    shutil.rmtree(place / "out")
+    shutil.copytree(place / "older", place / "out")
+    world.build()
+    if ran:
+        noticed = world.run(checked=False)
+        assert (noticed.exit, noticed.delivered) == (3, 0)
+        found = verify(world.plan, state=world.state, repair=True)
+        assert [each.kind for each in found.targets[0].differences] == ["missing"] * 2
+    assert world.run(checked=False).delivered == 2
+    assert verify(world.plan, state=world.state).exit == 0
+    assert world.run().exit == 0
+    arrived = Counter(each.meta["id"] for each in DurableQueue("out", place).read(1, 100))
+    assert arrived == {**dict.fromkeys(IDS, 1), IDS[0]: 2, "new": 1}
+
+
 def test_rows_that_wait_in_the_copy_are_sent_as_newer(place: Path) -> None:
     """What was pending when the copy was made arrives once, also in a queue that has it already."""
     world = PlanWorld(place, partial(build, messages=Queue("out", place), rows=sql(place)))

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from ferryman.destinations import Destination, Directory, JsonLines, Queue, Sql
@@ -24,6 +25,7 @@ from ferryman.sources import Memory
 from ferryman.verification import Verification, verify
 from tests.destinations.test_verify_servers import ADDED, IDS, check_differences
 from tests.support.plan_world import PlanWorld, place
+from tests.test_adoption import keep
 
 __all__ = ["place"]
 
@@ -117,8 +119,9 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_lines_of_json(place: Path) -> None:
-    """A hundred lost, changed, and of another state each. What is changed cannot be replaced: once it is removed, it is
-    missing. A repair is one more line of the same hash; the older ones may be cut out later."""
+    """A hundred lost, changed, and of another state each, and a hundred that an older copy of the folder lacks. What is
+    changed cannot be replaced: once it is removed, it is missing. A repair is one more line of the same hash; the older
+    ones may be cut out later."""
     folder = place / "lines"
     world = PlanWorld(place, partial(build, destination=JsonLines(folder)))
     look = partial(verify, state=world.state)
@@ -147,6 +150,39 @@ def test_lines_of_json(place: Path) -> None:
     assert Counter(Counter(line["id"] for line in lines_of(folder)).values()) == {1: 300}
     path.write_text("".join(lines))  # from a copy: the older lines are there again, with lower sequences
     assert look(world.plan).exit == 0
+    put_back = keep(folder)
+    world.put(*IDS[400:])
+    assert world.run().delivered == 100
+    put_back()
+    noticed = world.run(checked=False)
+    assert (noticed.exit, noticed.delivered) == (3, 0)
+    assert differing(look(world.plan, repair=True)) == {"missing": 100}
+    assert world.run(checked=False).delivered == 100
+    assert look(world.plan).exit == 0
+    assert world.run().exit == 0
+    assert Counter(line["id"] for line in lines_of(folder) if line["id"] in IDS[400:]) == dict.fromkeys(IDS[400:], 1)
+
+
+@pytest.mark.rule("verify.differences")
+def test_changes_of_records_in_one_bucket_do_not_cancel(place: Path) -> None:
+    """Neither the same edit in two rows, nor two rows that have changed places."""
+    names = "SELECT 'volume ' || range AS id FROM range(400)"
+    query = f"SELECT list(id ORDER BY id) FROM ({names}) GROUP BY hash(id) & 4095 HAVING count(*) > 1 LIMIT 1"
+    [([first, second, *_],)] = duckdb.sql(query).fetchall()
+    world = PlanWorld(place, partial(build, destination=Sql(f"sqlite:///{place}/out.db")))
+    world.put(first, second)
+    assert world.run().exit == 0
+    renames = ((first, "other"), (second, first), ("other", second))
+    for changes in (
+        ["UPDATE documents SET text = 'the same'"],
+        [f"UPDATE documents SET id = '{new}' WHERE id = '{id}'" for id, new in renames],
+    ):
+        with closing(sqlite3.connect(place / "out.db")) as connection, connection:
+            for change in changes:
+                connection.execute(change)
+        assert differing(verify(world.plan, state=world.state, repair=True)) == {"changed": 2}
+        assert world.run().delivered == 2
+        assert verify(world.plan, state=world.state).exit == 0
 
 
 @pytest.mark.rule("verify.repair")

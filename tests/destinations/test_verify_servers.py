@@ -189,7 +189,10 @@ class InSolr:
         self._saved = {each["id"]: each for each in self._solr.documents(self._name)}
 
     def change(self, ids: Sequence[str]) -> None:
-        self._add([{**self._saved[id], "ferryman_hash_s": "f" * 32} for id in ids])
+        self.edit(ids, ferryman_hash_s="f" * 32)
+
+    def edit(self, ids: Sequence[str], **fields: Any) -> None:
+        self._add([{**self._saved[id], **fields} for id in ids])
 
     def lose(self, ids: Sequence[str]) -> None:
         self._post({"delete": list(ids)})
@@ -541,8 +544,29 @@ def test_a_core_that_was_made_anew_or_emptied(tmp_path: Path, server: Callable[[
 
 @pytest.mark.server
 def test_solr(tmp_path: Path, server: Callable[[str], Any]) -> None:
-    """Ids and hashes are compared."""
+    """Ids and hashes are compared, the content is not."""
     solr: SolrServer = server("solr")
     name = f"verify-{tmp_path.name}"
     solr.collection(name)
-    check_differences(tmp_path, Solr(f"{solr.url}/{name}"), InSolr(solr, name), ("title_s", "price_s", "rank_l"))
+    destination = Solr(f"{solr.url}/{name}")
+    check_differences(tmp_path, destination, InSolr(solr, name), ("title_s", "price_s", "rank_l"))
+
+
+@pytest.mark.server
+def test_what_is_not_compared_in_solr(tmp_path: Path, server: Callable[[str], Any]) -> None:
+    """An edit by hand that leaves the hash is not found, and the numbers say that no content was compared."""
+    solr: SolrServer = server("solr")
+    name = f"edited-{tmp_path.name}"
+    solr.collection(name)
+    store, world = (
+        InSolr(solr, name),
+        PlanWorld(tmp_path, partial(build_copies, destination=Solr(f"{solr.url}/{name}"))),
+    )
+    world.put(*IDS[:3], title_s="Henry")
+    assert world.run().exit == 0
+    store.save()
+    store.edit(IDS[:1], title_s="other")
+    found = verify(world.plan, state=world.state)
+    assert found.exit == 0
+    assert found.targets[0].counts is not None
+    assert found.targets[0].counts.unknown == 3

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ferryman.errors import Misconfigured, PermanentError, StateForeign, Unavail
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
-from ferryman.verification import adopt, verify
+from ferryman.verification import Verification, adopt, verify
 from tests.support.kafka_topics import Topics
 from tests.support.plan_world import run_plan
 
@@ -325,6 +326,44 @@ def test_a_state_older_than_its_topic_is_adopted_without_doubles(topics: Topics,
     documents[0]["n"] = 12
     assert run().exit == 0
     assert arrived() == sorted([*once, (str(b"d0"), 12)])
+
+
+@pytest.mark.rule("verify.adopt", "verify.repair")
+@pytest.mark.parametrize("ran", [True, False])
+def test_messages_that_are_lost_after_an_adoption_are_sent_again(topics: Topics, place: Path, ran: bool) -> None:
+    """Those that the state had forgotten, too, whether or not they have come again since; and nothing twice."""
+    topic = topics.new(partitions=2)
+    documents: list[dict[str, Any]] = [{"id": f"d{n}", "n": n} for n in range(6)]
+
+    def plan() -> Plan:
+        made = Plan("pipe", version=1)
+        made.source("docs", Memory(documents)).destination("out", Kafka(topics.url, topic), backoff=0)
+        return made
+
+    def run() -> Summary:
+        return run_plan(plan(), place / "state", checked=False)
+
+    def look(**options: Any) -> Verification:
+        return verify(plan(), state=place / "state", **options)
+
+    assert run().exit == 0
+    shutil.copytree(place / "state", place / "copy")
+    documents.append({"id": "new", "n": 11})
+    assert run().exit == 0
+    shutil.rmtree(place / "state")
+    (place / "copy").rename(place / "state")
+    assert adopt(plan(), state=place / "state").exit == 0
+    if ran:
+        assert run().delivered == 1
+    topics.delete(topic)
+    topics.new(topic, 2)
+    lost = run()
+    assert (lost.exit, lost.delivered) == (3, 0 if ran else 1)
+    assert [each.kind for each in look(repair=True).targets[0].differences] == ["missing"] * 7
+    assert run().delivered == 7
+    assert look().exit == 0
+    assert run().exit == 0
+    assert Counter(record.key for record in topics.read(topic)) == {each["id"].encode(): 1 for each in documents}
 
 
 def test_settings_that_do_not_fit_are_named(topics: Topics) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -112,6 +113,14 @@ def test_what_is_replaced_stays_while_somebody_reads(trial: PlanWorld, monkeypat
     trial.put("a", text="the last")
     trial.run()
     assert replaced_files(trial) == set()
+
+
+def test_no_room_for_what_a_question_cannot_hold_in_memory(trial: PlanWorld) -> None:
+    """The state is not called damaged for it."""
+    trial.put("a")
+    trial.run()
+    with pytest.raises(EngineError, match="make room there"), queries.open_view(trial.root, trial.plan):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.rule("state.readers")

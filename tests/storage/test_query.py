@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from ferryman.storage import query
-from ferryman.storage.query import connect, stream
+from ferryman.storage.files import is_disk_full
+from ferryman.storage.query import connect, spool, stream
 
 SCHEMA = pa.schema([("n", pa.int64())])
 MANY = 300_000
@@ -98,3 +99,24 @@ def test_a_literal_is_the_text_itself(tmp_path: Path, text: str) -> None:
         assert db.execute(f"SELECT {query.quote(text)}, {query.quote_list([text, 'x'])}").fetchall() == [
             (text, [text, "x"])
         ]
+
+
+@pytest.mark.parametrize("rows", [0, 3, 12], ids=["none", "few", "many"])
+def test_a_view_of_batches_is_read_as_often_as_needed(tmp_path: Path, rows: int) -> None:
+    """Of more than 8 MiB from a file. Texts, truth and nulls are what they were."""
+    schema = pa.schema([("text", pa.string()), ("truth", pa.bool_())])
+    large = [(f"{n}-é" * 300_000 if n % 4 else None, [True, False, None][n % 3]) for n in range(rows)]
+    batches = (pa.record_batch([pa.array([text]), pa.array([truth])], schema=schema) for text, truth in large)
+    with connect(tmp_path) as db:
+        spool(db, "kept", tmp_path / "kept.parquet", schema, batches)
+        assert (tmp_path / "kept.parquet").exists() is (rows == 12)
+        for _ in range(2):
+            assert db.execute("SELECT * FROM kept").fetchall() == large
+        assert db.execute("SELECT count(*) FROM kept k JOIN kept USING (text)").fetchall() == [(rows - -(-rows // 4),)]
+
+
+def test_a_full_disk_under_a_view_of_batches(tmp_path: Path) -> None:
+    batch = pa.record_batch([pa.array(["x" * (9 << 20)])], ["text"])
+    with connect(tmp_path) as db, pytest.raises(OSError, match="No space left") as caught:
+        spool(db, "kept", Path("/dev/full"), batch.schema, [batch])
+    assert is_disk_full(caught.value)

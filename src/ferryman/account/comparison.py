@@ -28,7 +28,10 @@ STORED: Final = pa.schema(
 """Columns of a destination's inventory."""
 
 _BATCH: Final = 8_192
-"""Rows of an inventory that are in memory at a time: so few that the garbage collector does not go through them."""
+"""Records of an inventory that are in memory at a time."""
+
+_PAGE: Final = 128
+"""Records that are objects at a time, so few that the garbage collector does not go through them."""
 
 _BUCKETS: Final = 4096
 """Buckets of records, of which those are compared one by one whose sums differ."""
@@ -36,26 +39,28 @@ _BUCKETS: Final = 4096
 _ORDER: Final = "wave * 4 + ordinal"
 
 
-_LAST_OF_EACH_ID: Final = """
-    WITH changing AS (
-        SELECT arrived.*, coalesce(asked > happened, false) OR sending.document IS NOT NULL AS changes
-        FROM arrived LEFT JOIN again USING (document) LEFT JOIN sending USING (document)
-    )
-    SELECT document, source, destination, CASE WHEN is_upsert THEN hash END AS hash,
-        CASE WHEN is_upsert THEN [hash] END AS hashes,
-        is_upsert AND NOT changes AS must_be_there, is_upsert AS may_be_there, changes AS in_flight
-    FROM changing SEMI JOIN once ON hash(document) = id_hash
-    UNION ALL
-    SELECT document, any_value(source), any_value(destination),
-        any_value(hash) FILTER (is_upsert), list(hash) FILTER (is_upsert),
-        bool_and(is_upsert) AND NOT bool_or(changes), bool_or(is_upsert), bool_or(changes)
-    FROM changing SEMI JOIN latest USING (document, happened) GROUP BY document
+_ONLY: Final = """
+    SELECT document, source, destination, CASE WHEN {kept} THEN hash END AS hash,
+        CASE WHEN {kept} THEN [hash] END AS hashes, {kept} AS must_be_there, {kept} AS may_be_there, false AS in_flight
+    FROM {arrived}
 """
-"""SQL for one row per id: its last delivery, or several of the same wave, whose order is unknown. Ids that were
-delivered once need no groups, which take most of the time."""
+"""SQL for one row per delivery that is the only one of its id, and of which nothing was asked since: nearly all are, so
+these are read from the ledger whenever they are needed, and not stored."""
+
+_LAST_OF_EACH_ID: Final = """
+    SELECT document, any_value(source) AS source, any_value(destination) AS destination,
+        any_value(hash) FILTER (is_upsert) AS hash, list(hash) FILTER (is_upsert) AS hashes,
+        bool_and(is_upsert) AND NOT bool_or(changes) AS must_be_there, bool_or(is_upsert) AS may_be_there,
+        bool_or(changes) AS in_flight
+    FROM (
+        SELECT several.*, coalesce(asked > happened, false) OR sending.document IS NOT NULL AS changes
+        FROM several LEFT JOIN again USING (document) LEFT JOIN sending USING (document)
+    ) SEMI JOIN latest USING (document, happened) GROUP BY document
+"""
+"""SQL for one row per id: its last delivery, or several of the same wave, whose order is unknown."""
 
 _SUPERSEDED: Final = """
-    SELECT late.hash, late.happened FROM arrived late JOIN arrived early USING (document)
+    SELECT late.hash, late.happened FROM several late JOIN several early USING (document)
     WHERE late.was_stale AND NOT early.was_stale AND early.happened < late.happened
         AND (early.source, early.destination, early.route) <> (late.source, late.destination, late.route)
 """
@@ -63,9 +68,9 @@ _SUPERSEDED: Final = """
 
 _EACH: Final = """
     SELECT any_value(document) AS document, any_value(source) AS source, any_value(destination) AS destination,
-        hash, [hash] AS hashes, bool_or(coalesce(asked <= arrived.happened, true)) AS must_be_there,
+        hash, [hash] AS hashes, bool_or(coalesce(asked <= several.happened, true)) AS must_be_there,
         true AS may_be_there, bool_and(coalesce(asked > latest.happened, false)) AS in_flight
-    FROM arrived JOIN latest USING (document) LEFT JOIN again USING (document) GROUP BY hash
+    FROM several JOIN latest USING (document) LEFT JOIN again USING (document) GROUP BY hash
 """
 """SQL for one row per delivery."""
 
@@ -120,10 +125,18 @@ class Comparison:
 
     def __init__(self, view: View, destinations: Sequence[str], *, keyed: bool, after: int = 0) -> None:
         self._view = view
-        self._after = after
         self._names = quote_list(destinations)
         self._keyed = keyed
-        self._match = "s.id = e.document" if keyed else "s.hash = e.hash"
+        self._key, self._key_of_expected = ("id", "document") if keyed else ("hash", "hash")
+        sent = f"status = '{Status.INDEXED}' AND ordinal <> {ORDINAL_STEPS}"  # not: "unchanged", which was not sent
+        self._arrived = f"""(
+            SELECT document, source, destination, route, delivery_hash AS hash, wave, {_ORDER} AS happened,
+                operation = 'upsert' AS is_upsert, coalesce(message, '') = '{STALE}' AS was_stale
+            FROM ledger
+            WHERE destination IN {self._names} AND {sent} AND wave > {after} AND NOT starts_with(version, '{RANGE}')
+        )"""
+        self._only = _ONLY.format(arrived=self._arrived, kept="is_upsert" if keyed else "true")
+        self._expected, self._stored = "", "stored"
 
     def expect(self, since: int = 0) -> None:
         """Collect the deliveries that must be there.
@@ -136,22 +149,7 @@ class Comparison:
         if not self._keyed:  # of a log, only a repair replaces a delivery by another one
             asked += f" AND starts_with(message, '{REPAIR}')"
         failed = f"status IN ('{Status.DEAD}', '{Status.ERROR_DOC}', '{Status.DROPPED}')"
-        sent = f"status = '{Status.INDEXED}' AND ordinal <> {ORDINAL_STEPS}"  # not: "unchanged", which was not sent
-        columns = f"document, source, destination, route, delivery_hash AS hash, wave, {_ORDER} AS happened"
         for name, query in {
-            "arrived": f"""
-                SELECT {columns}, operation = 'upsert' AS is_upsert, coalesce(message, '') = '{STALE}' AS was_stale
-                FROM ledger
-                WHERE {at} AND {sent} AND wave > {self._after} AND NOT starts_with(version, '{RANGE}')
-            """,
-            "superseded": _SUPERSEDED,
-            "once": f"""
-                SELECT hash(document) AS id_hash FROM arrived WHERE {self._keyed} GROUP BY id_hash HAVING count(*) = 1
-            """,
-            "latest": """
-                SELECT document, max(happened) AS happened FROM arrived ANTI JOIN superseded USING (hash, happened)
-                ANTI JOIN once ON hash(document) = id_hash GROUP BY document
-            """,
             "again": f"""
                 SELECT document, max({_ORDER}) FILTER ({asked}) AS asked FROM ledger
                 WHERE {at} AND ({asked} OR {failed}) GROUP BY document
@@ -163,26 +161,47 @@ class Comparison:
                     HAVING arg_max(status, {_ORDER}) = '{Status.INDEXING}'
                 ))
             """,
-            "expected": _LAST_OF_EACH_ID if self._keyed else _EACH,
+            "several_ids": f"""
+                SELECT {_id_hash("document")} AS id FROM {self._arrived} GROUP BY id HAVING count(*) > 1
+                UNION SELECT {_id_hash("document")} FROM again UNION SELECT {_id_hash("document")} FROM sending
+            """,
         }.items():
             self._view.keep(name, query)
+        self._expected = f"({self._only})"
+        if self._count("several_ids"):
+            self._expect_last_of_several()
         if since:
-            of_waves = f"SELECT document FROM arrived WHERE wave >= {since}"
-            self._view.keep("expected", f"SELECT * FROM expected WHERE document IN ({of_waves})")
+            self._expect_only(f"document IN (SELECT document FROM {self._arrived} WHERE wave >= {since})")
+
+    def _expect_last_of_several(self) -> None:
+        """Of ids with several deliveries, or of which something was asked, expect the last one. Where hashes of ids
+        collide, all of these are looked at."""
+        is_several = f"several_ids ON {_id_hash('document')} = several_ids.id"
+        for name, query in {
+            "several": f"SELECT arrived.* FROM {self._arrived} arrived SEMI JOIN {is_several}",
+            "superseded": _SUPERSEDED,
+            "latest": """
+                SELECT document, max(happened) AS happened FROM several ANTI JOIN superseded USING (hash, happened)
+                GROUP BY document
+            """,
+            "last_of_several": _LAST_OF_EACH_ID if self._keyed else _EACH,
+        }.items():
+            self._view.keep(name, query)
+        self._expected = f"({self._only} ANTI JOIN {is_several} UNION ALL SELECT * FROM last_of_several)"
+
+    def _expect_only(self, condition: str) -> None:
+        """Expect only those of the expected deliveries that this condition, as SQL, selects."""
+        self._view.keep("expected", f"SELECT * FROM {self._expected} WHERE {condition}")
+        self._expected = "expected"
 
     def draw_sample(self, size: int, seed: int) -> list[str]:
         """Keep only so many of the expected deliveries, drawn at random; return their ids."""
-        self._view.keep(
-            "expected",
-            f"""
-            SELECT * FROM expected WHERE must_be_there ORDER BY hash(document || '{seed}') LIMIT {size}
-        """,
-        )
+        self._expect_only(f"must_be_there ORDER BY hash(document || '{seed}') LIMIT {size}")
         return self.expected_ids()
 
     def expected_ids(self) -> list[str]:
         """Return the ids of the expected documents."""
-        return [row["document"] for row in self._view.iter_rows("SELECT DISTINCT document FROM expected")]
+        return [row["document"] for row in self._view.iter_rows(f"SELECT DISTINCT document FROM {self._expected}")]
 
     def load(self, inventory: Iterable[Stored]) -> None:
         """Read the destination's inventory.
@@ -194,35 +213,48 @@ class Comparison:
 
     def _load(self, table: str, inventory: Iterable[Stored]) -> None:
         try:
-            self._view.load(table, STORED, _batches(inventory))
+            self._view.spool(table, STORED, _batches(inventory))
         except (TypeError, ValueError, AttributeError) as e:
             raise Misconfigured(f"its inventory yields what is not Stored: {message_of(e)}") from e
 
     def restrict(self, ids: Collection[str]) -> None:
         """Compare only documents with these ids from now on."""
         self._load_texts("wanted", id=ids)
-        self._view.keep("expected", "SELECT * FROM expected WHERE document IN (SELECT id FROM wanted)")
+        self._expect_only("document IN (SELECT id FROM wanted)")
+
+    def add_up(self) -> None:
+        """Add up what is expected, by buckets, before the inventory is read: that may take so long that a driver
+        replaces the ledger's files meanwhile.
+
+        Both sides are cut into buckets by a hash of the id, and for each bucket the hashes of all records are added up:
+        128 bits, to which the same change in two records adds twice, so that it does not cancel.
+        """
+        self._view.keep(
+            "sums",
+            f"""
+            SELECT {_bucket(self._key_of_expected)} AS bucket,
+                {_sums(self._key_of_expected, "must_be_there", "FILTER (must_be_there)")},
+                count(*) FILTER (must_be_there) AS expected, count(*) FILTER (in_flight) AS in_flight
+            FROM {self._expected} GROUP BY bucket
+        """,
+        )
 
     def pair(self) -> None:
         """Pair the destination's inventory with the deliveries that must be there, and keep the pairs that are not
-        equal.
-
-        1. both sides are cut into buckets by a hash of the id, and for each bucket the hashes of all records are added
-           up: 128 bits, to which the same change in two records adds twice, so that it does not cancel
-        2. records of buckets with different sums are paired
-        """
-        key, wanted = ("id", "document") if self._keyed else ("hash", "hash")
+        equal. Only records of buckets with different sums are paired: all others are neither stored nor joined."""
         self._view.keep(
             "differing",
             f"""
-            SELECT bucket FROM ({_sums("stored", key, "intact IS TRUE")}) s
-            FULL JOIN ({_sums("expected", wanted, "nullif(must_be_there, false)")}) e USING (bucket)
-            WHERE s.one IS DISTINCT FROM e.one OR s.two IS DISTINCT FROM e.two
+            SELECT bucket FROM (
+                SELECT {_bucket(self._key)} AS bucket, {_sums(self._key, "intact IS TRUE")}
+                FROM {self._stored} GROUP BY bucket
+            ) s FULL JOIN sums e USING (bucket) WHERE s.one IS DISTINCT FROM e.one OR s.two IS DISTINCT FROM e.two
         """,
         )
+        none = "" if self._count("differing") else "LIMIT 0"
         stored, expected = (
-            f"(SELECT * FROM {table} SEMI JOIN differing ON {_bucket(column)} = bucket)"
-            for table, column in (("stored", key), ("expected", wanted))
+            f"(SELECT * FROM (SELECT * FROM {table} {none}) SEMI JOIN differing ON {_bucket(column)} = bucket)"
+            for table, column in ((self._stored, self._key), (self._expected, self._key_of_expected))
         )
         self._view.keep(
             "pairs",
@@ -230,7 +262,7 @@ class Comparison:
             SELECT s.*, e.document, e.source AS of_source, e.destination, e.hash AS expected_hash, e.hashes,
                 coalesce(e.must_be_there, false) AS must_be_there,
                 coalesce(e.may_be_there OR e.in_flight, false) AS may_be_there
-            FROM {stored} s FULL JOIN {expected} e ON {self._match}
+            FROM {stored} s FULL JOIN {expected} e ON s.{self._key} = e.{self._key_of_expected}
             WHERE NOT coalesce(e.must_be_there AND s.intact AND list_contains(e.hashes, s.hash), false)
         """,
         )
@@ -302,23 +334,25 @@ class Comparison:
         return (row["hash"] for row in rows)
 
     def highest_revision(self) -> int:
-        """Return the highest revision of a delivery to the target."""
-        [row] = self._view.rows(f"SELECT max(revision) AS highest FROM ledger WHERE destination IN {self._names}")
+        """Return the highest revision of a delivery to the target; 0 also if all that is stored is what is expected."""
+        ledger = self._ledger_if("pairs WHERE id IS NOT NULL")
+        [row] = self._view.rows(f"SELECT max(revision) AS highest FROM {ledger} WHERE destination IN {self._names}")
         return int(row["highest"] or 0)
 
     def judge(self, destination: str, inventory: Iterable[Stored]) -> None:
         """Read the inventory of another node that writes to the target, and believe it about what that node delivered:
         it may have columns of its own, and only it knows what was written to them."""
         self._load("judged", inventory)
-        of_node = f"SELECT DISTINCT hash FROM arrived WHERE destination = {quote(destination)}"
+        of_node = f"SELECT DISTINCT hash FROM {self._arrived} WHERE destination = {quote(destination)}"
         self._view.keep(
-            "stored",
+            "merged",
             f"""
             SELECT s.* REPLACE (CASE WHEN n.hash IS NULL THEN s.intact ELSE j.intact END AS intact)
-            FROM stored s LEFT JOIN ({of_node}) n ON n.hash = s.hash
+            FROM {self._stored} s LEFT JOIN ({of_node}) n ON n.hash = s.hash
             LEFT JOIN judged j ON j.hash = s.hash AND j.id = s.id
         """,
         )
+        self._stored = "merged"
 
     def differing_ids(self, most: int) -> list[str] | None:
         """Return the ids of the documents that differ; None: there are more than ``most``."""
@@ -343,9 +377,9 @@ class Comparison:
         kinds = {
             row["kind"]: row["n"] for row in self._view.rows("SELECT kind, count(*) AS n FROM found GROUP BY kind")
         }
+        [sums] = self._view.rows("SELECT sum(expected) AS expected, sum(in_flight) AS in_flight FROM sums")
         return ComparisonCounts(
-            expected=self._count("expected WHERE must_be_there"),
-            in_flight=self._count("expected WHERE in_flight"),
+            **{name: int(number or 0) for name, number in sums.items()},
             **{kind: kinds.get(kind, 0) for kind in ("missing", "changed", "extra")},
             unknown=self._count("pairs WHERE id IS NOT NULL AND document IS NOT NULL AND intact IS NULL"),
             others=self._count(
@@ -359,7 +393,7 @@ class Comparison:
         deliveries."""
         return self._count(
             "found WHERE kind <> 'changed' OR document IN (SELECT id FROM pairs SEMI JOIN ledger_hashes USING (hash) "
-            "WHERE hash NOT IN (SELECT unnest(hashes) FROM expected))"
+            f"WHERE hash NOT IN (SELECT unnest(hashes) FROM {self._expected}))"
         )
 
     def differences(self, limit: int) -> list[Difference]:
@@ -381,27 +415,26 @@ def _bucket(column: str) -> str:
     return f"hash({column}) & {_BUCKETS - 1}"
 
 
-def _sums(table: str, key: str, flag: str) -> str:
-    """Return SQL for the sums of each bucket, over the key, the delivery's hash and a flag of each record."""
-    return f"""
-        SELECT {_bucket(key)} AS bucket, sum(hash({key}, hash, {flag})) AS one, sum(hash({flag}, hash, {key})) AS two
-        FROM {table} GROUP BY bucket
-    """
+def _id_hash(column: str) -> str:
+    """Return SQL for the hash of an id. DuckDB's own has thousands of collisions among a million file names, which are
+    alike at their beginning."""
+    return f"hash({column}, reverse({column}))"
+
+
+def _sums(key: str, flag: str, which: str = "") -> str:
+    """Return SQL for the sums of a bucket, over the key, the delivery's hash and a flag of each record; ``one`` and
+    ``two``."""
+    return f"sum(hash({key}, hash, {flag})) {which} AS one, sum(hash({flag}, hash, reverse({key}))) {which} AS two"
 
 
 def _batches(inventory: Iterable[Stored]) -> Iterator[pa.RecordBatch]:
     records = iter(inventory)
     while True:
         columns: list[list[Any]] = [[] for _ in STORED]
-        add = [column.append for column in columns]
-        add_id, add_hash, add_intact, add_source, add_version, add_route = add
-        for id, hash, intact, source, version, route in islice(records, _BATCH):  # kept by columns: tuples are
-            add_id(id)  # objects that the garbage collector goes through
-            add_hash(hash)
-            add_intact(intact)
-            add_source(source)
-            add_version(version)
-            add_route("/".join(route) if route != () else "")
+        while len(columns[0]) < _BATCH and (rows := list(islice(records, _PAGE))):
+            for column, values in zip(columns, zip(*rows, strict=True), strict=True):
+                column += values
+        columns[5] = ["/".join(route) if route != () else "" for route in columns[5]]
         if not columns[0]:
             return
         try:

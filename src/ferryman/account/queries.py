@@ -735,12 +735,14 @@ def explain_query_errors(state: State, spill: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as e:
         raise StateDamaged(str(e.filename or e), "the file is missing") from e
-    except duckdb.Error as e:
+    except (duckdb.Error, OSError) as e:
         if isinstance(e, duckdb.OutOfMemoryException) or is_disk_full(e):
             raise EngineError(
                 f"{state.root}: this query needs more than {limits.QUERY_MEMORY} of memory, and there is no room for "
                 f"the rest in {spill}: make room there, or set TMPDIR."
             ) from e
+        if isinstance(e, OSError):
+            raise
         found = damaged_data(state) if state.exists else None
         raise found or StateDamaged(str(state.root), f"cannot be queried ({str(e).splitlines()[0]})") from e
 

@@ -434,6 +434,9 @@ class Solr(Destination):
     delete, of which it keeps a document with hardly more than the id: leave those out with ``fq=ferryman_hash_s:*``.
     Hash and document are one write. Such deletes go one by one.
 
+    ``ferryman verify`` compares ids and hashes, not the content, since nobody can tell what a schema makes of a value.
+    An edit by hand that leaves ``ferryman_hash_s`` as it was is not found.
+
     Inside of a write a request that Solr did not handle is sent again if it asks to wait (``Retry-After``).
 
     Ids of 32 766 bytes are Solr's limit, and so are terms of a field that is not analysed.

@@ -192,6 +192,7 @@ class TargetLook:
         return counts._replace(missing=again.missing, changed=again.changed, extra=again.extra), repeated
 
     def _compare(self, comparison: Comparison, ids: list[str] | None, *, extra: bool) -> None:
+        comparison.add_up()
         comparison.load(self._inventory(self._nodes[0], ids))
         for node in self._nodes[1:]:
             if _settings(node.destination) != _settings(self._destination):  # other columns, say

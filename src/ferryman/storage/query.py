@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from ferryman import limits
 from ferryman.errors import StateDamaged
@@ -133,6 +135,28 @@ def gather(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting).combine_chunks()
 
 
+def spool(
+    db: duckdb.DuckDBPyConnection, name: str, path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+) -> None:
+    """Make a view of this name over batches: of few in memory, of more in a file. A table of as many rows would take
+    several times the room as soon as DuckDB spills it, and twice the time before.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    tables = gather(batches)
+    first = next(tables, schema.empty_table())
+    if first.nbytes < _INSERTED_BYTES:
+        db.register(name, first)
+        return
+    with pq.ParquetWriter(
+        path, schema, compression="none", use_dictionary=False, write_statistics=False, store_schema=False
+    ) as writer:
+        for table in chain([first], tables):
+            writer.write_table(table)
+    db.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM read_parquet({quote(str(path))})")
+
+
 def verify(paths: Iterable[Path]) -> None:
     """Verify the checksums of data files.
 
@@ -225,7 +249,7 @@ _SMALL_BYTES: Final = 256 * 1024
 millisecond longer."""
 
 _INSERTED_BYTES: Final = 8 << 20
-"""Size of batches that are inserted together."""
+"""Size of batches that are inserted, or written to a file, together."""
 
 _GROUP_BYTES: Final = 1 << 20
 """Size of files that one query reads; a larger file is read by itself."""
