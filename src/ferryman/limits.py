@@ -327,6 +327,10 @@ EXTRACT_PART_BYTES: Final = 64 * MIB
 EXTRACT_CELLS: Final = 20_000_000
 """Cells of a sheet's grid: 32 bytes each in the reader, used or not."""
 
+EXTRACT_EMPTY_CELLS: Final = 1_000_000
+"""Cells of a sheet's grid that may be empty, some 32 MB; a grid of more has no more cells than its sheet has bytes, or
+its cells move together."""
+
 EXTRACT_PAGES: Final = 50_000
 """Pages of a PDF: the longest that people make are a tenth of it, and a page tree may run in circles."""
 

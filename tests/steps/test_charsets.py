@@ -127,6 +127,34 @@ def test_undeclared_old_text_is_not_taken_for_damaged_utf_8(encoding: str) -> No
     assert decode(b"ascii line\n" * 100_000 + raw).text.endswith(OLD[encoding] * 6)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "texts"),
+    [
+        ("cp1255", "המעבורת יוצאת בתשע|שלום עולם|שלום|שלום, world"),
+        ("cp949", "여객선은 아홉 시에 떠납니다|안녕하세요 세계|안녕하세요|여객선|서울 hotel|대한민국"),
+        ("cp1251", "Паром отходит|Привет, мир|в 9 часов|Україна|България|ПРИВЕТ, МИР"),
+        ("koi8_r", "Паром отходит|Привет, мир"),
+        ("cp1253", "Το πλοίο φεύγει|Καλημέρα"),
+        ("cp1256", "تغادر العبارة في التاسعة|مرحبا بالعالم|سلام"),
+        ("cp874", "เรือออกเก้าโมง|สวัสดี"),
+        ("cp932", "船は九時に出ます。|こんにちは世界|東京|フェリー|株式会社"),
+        ("euc_jp", "船は九時に出ます。|こんにちは世界|東京タワー"),
+        ("gb18030", "渡轮九点离开港口|你好世界|你好|中国|北京大学"),
+        ("big5", "渡輪九點離開港口|你好世界|謝謝|中華民國"),
+        (
+            "cp1252",
+            "Fähre für König|café|it’s nine – €5|Größe|naïve “œuvre”|à la carte|Ærø|Ñandú|“Öl”|déjà là|«été»|5 °C ± 2",
+        ),
+        ("cp1250", "Zażółć gęślą jaźń|Příliš žluťoučký kůň|Łódź"),
+    ],
+)
+def test_short_texts_are_guessed_by_their_letters(encoding: str, texts: str) -> None:
+    """Of a few words, which say too little about how likely the whole is."""
+    for text in texts.split("|"):
+        assert decode(text.encode(encoding)).text == text
+    assert decode(b"ascii line\n" * 100_000 + texts.split("|")[0].encode(encoding)).text.endswith(texts.split("|")[0])
+
+
 @settings(deadline=None, max_examples=300)
 @given(raw=st.binary(max_size=300), label=st.sampled_from([row[0] for row in DECLARED] + ["", "utf-32", "replacement"]))
 def test_it_never_raises(raw: bytes, label: str) -> None:

@@ -310,6 +310,7 @@ HTML_LISTS: Final = frozenset({"ol", "ul", "menu", "li"})
 """Elements of lists in HTML."""
 
 _UNMARKED: Final = re.compile(r"list-style(?:-type)?\s*+:[^;]*?\bnone\b", re.IGNORECASE)
+_STYLE_CHARACTERS: Final = 1024
 
 
 class HtmlLists:
@@ -330,7 +331,7 @@ class HtmlLists:
             if start is None:
                 start = sum(1 for _ in element.iterchildren("li")) if is_reversed else 1
             format_ = element.get("type") or "1"
-            is_numbered = name == "ol" and not _UNMARKED.search((element.get("style") or "")[:_LABEL_CHARACTERS])
+            is_numbered = name == "ol" and not _UNMARKED.search((element.get("style") or "")[:_STYLE_CHARACTERS])
             self._open.append(_HtmlList(format_ if is_numbered else "", start, -1 if is_reversed else 1))
         elif self._open and (list_ := self._open[-1]).format:
             number = _signed(element.get("value"))

@@ -230,7 +230,7 @@ class OfficePart:
                     yield table
             case "altChunk" | "chart" | "relIds" | "textpath" as kind:
                 yield from self._insertion(kind, element)
-            case "object" | "object-ole" if self.is_odf:
+            case "object" | "object-ole" if self.is_odf and relation_id(element, "href"):
                 self._unread.add("embedded files")
             case "":
                 return
@@ -341,7 +341,7 @@ class OfficePart:
                     anchored.append(each)
                 case "altChunk" | "chart" | "relIds" | "textpath":
                     anchored.append(each)
-                case "object" | "object-ole" if self.is_odf:
+                case "object" | "object-ole" if self.is_odf and relation_id(each, "href"):
                     self._unread.add("embedded files")
                 case "pPr" | "rPr" | "note-citation" | "":
                     pass

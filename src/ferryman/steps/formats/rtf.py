@@ -16,7 +16,7 @@ _TOKEN: Final = re.compile(
     rb"([^\\{}\r\n]++)|\\'([0-9a-fA-F]{2})|([{}])|\\([a-zA-Z]{1,32})(-?\d{1,10})? ?|\\([^a-zA-Z])|[\r\n]++|\\",
     re.DOTALL,
 )
-_MORE: Final = re.compile(rb"[^{}]*+\}")
+_MORE: Final = re.compile(rb"[\s\0]*+[^{}\s\0][^}]*+\}")
 """End of a document that an unmatched brace seemed to have ended before."""
 _TEXT, _HEX, _BRACE, _WORD, _NUMBER, _SIGN = range(1, 7)
 """Groups of a token, of which its last one says what it is."""

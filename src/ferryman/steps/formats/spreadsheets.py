@@ -40,9 +40,6 @@ _ROW: Final = re.compile(rb'r="[A-Z]{1,3}(\d{1,9})"')
 _PLACE: Final = re.compile(rb'r="([A-Z]{1,3})(\d{1,9})"')
 """Places of cells: their columns, their rows, or both."""
 
-_EMPTY_CELLS: Final = 1_000_000
-"""Cells of a grid that may be empty, some 32 MB; a larger one has as many as its sheet has bytes, at most."""
-
 _TAIL_BYTES: Final = limits.MIB
 
 _ERROR_MARK: Final = b't="e"'
@@ -168,7 +165,7 @@ def _binary_as_shown(name: str, sheet: bytes, codes: Mapping[int, str]) -> bytes
             columns.add(struct.unpack_from("<I", record)[0])
             number, record = _shown_cell(number, record, codes)
         out += _record(number, record)
-    if (max(rows, default=0) + 1) * (max(columns, default=0) + 1) <= max(_EMPTY_CELLS, len(sheet)):
+    if (max(rows, default=0) + 1) * (max(columns, default=0) + 1) <= max(limits.EXTRACT_EMPTY_CELLS, len(sheet)):
         return bytes(out)
     _check_grid(name, len(rows), len(columns))
     new_rows, new_columns = ({old: new for new, old in enumerate(sorted(each))} for each in (rows, columns))
@@ -346,7 +343,7 @@ class _OldBook:
         sparse = [
             sheet
             for sheet, rows in self._places.items()
-            if max(rows) * _OLD_COLUMNS > max(_EMPTY_CELLS, len(self._stream))
+            if max(rows) * _OLD_COLUMNS > max(limits.EXTRACT_EMPTY_CELLS, len(self._stream))
         ]
         for sheet in sparse:
             rows = {old: new for new, old in enumerate(sorted(self._places[sheet]))}
@@ -525,7 +522,7 @@ def _as_shown(name: str, sheet: bytes, codes: Mapping[int, str]) -> bytes:
         sheet = _FORMATTED_CELL.sub(lambda cell: _show_cell(cell, codes), sheet)
     letters, digits = set(_COLUMN.findall(sheet)), set(_ROW.findall(sheet))
     rows, columns = {int(row) for row in digits}, {_column_number(column): column for column in letters}
-    if max(rows, default=0) * max(columns, default=0) <= max(_EMPTY_CELLS, len(sheet)):
+    if max(rows, default=0) * max(columns, default=0) <= max(limits.EXTRACT_EMPTY_CELLS, len(sheet)):
         return sheet
     _check_grid(name, len(rows), len(columns))
     new_rows = {old: b"%d" % new for new, old in enumerate(sorted(rows), 1)}
