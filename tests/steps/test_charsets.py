@@ -145,13 +145,22 @@ def test_undeclared_old_text_is_not_taken_for_damaged_utf_8(encoding: str) -> No
             "cp1252",
             "Fähre für König|café|it’s nine – €5|Größe|naïve “œuvre”|à la carte|Ærø|Ñandú|“Öl”|déjà là|«été»|5 °C ± 2",
         ),
-        ("cp1250", "Zażółć gęślą jaźń|Příliš žluťoučký kůň|Łódź"),
+        ("cp1252", "Le père et la mère, à côté de l'hôtel où l'été naît|20 m³ à 5 €|½ l, 3² = 9, § 5"),
+        ("cp1252", "¿Cuántos años? ¡Olé!|Perché così? È più bella, però lunedì.|São João, não há ações|señor|ça"),
+        ("cp1252", "På øen er der æbler|blåbærsyltetøy|Það er gott veður í dag|Ångström är öl|£5 each, £10 both"),
+        (
+            "cp1250",
+            "Zażółć gęślą jaźń|Příliš žluťoučký kůň|Łódź|Dziękuję bardzo za wiadomość.|Český rozhlas, večer každou",
+        ),
+        ("cp1250", "Árvíztűrő tükörfúrógép|Trajekt odhaja ob devetih, čez šest ur|Đačić i žena šeću čupavog psa"),
+        ("cp1254", "Işığı söndür, güneş doğdu|Türkiye'nin başkenti Ankara'dır, İstanbul değil."),
     ],
 )
 def test_short_texts_are_guessed_by_their_letters(encoding: str, texts: str) -> None:
-    """Of a few words, which say too little about how likely the whole is."""
+    """Of a few words, which say too little about how likely the whole is; and of many."""
     for text in texts.split("|"):
-        assert decode(text.encode(encoding)).text == text
+        for many in (text, f"{text} " * 300):
+            assert decode(many.encode(encoding)).text == many
     assert decode(b"ascii line\n" * 100_000 + texts.split("|")[0].encode(encoding)).text.endswith(texts.split("|")[0])
 
 

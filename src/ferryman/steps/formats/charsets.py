@@ -45,8 +45,6 @@ _IN_USE: Final = (
 )
 """Encodings in use for text that is not Unicode. Among all encodings a short German text looks Turkish."""
 
-_LATIN: Final = ("cp1252", "cp1250", "cp1254")
-
 _LABEL: Final = re.compile(r"[\w.:()+-]{1,40}", re.ASCII)
 _ASCII_LABELS: Final = frozenset(
     {"ascii", "us-ascii", "ansi_x3.4-1968", "ansi_x3.4-1986", "iso646-us", "iso_646.irv:1991", "646"}
@@ -233,8 +231,9 @@ def _nearly_utf8(raw: bytes) -> bool:
     return len(text) - len(text.encode("ascii", "ignore")) - wrong >= _NEARLY * wrong
 
 
-_SHORT: Final = 200
-"""Bytes above 127 of a text, up to which its letters tell its encoding better than what charset_normalizer looks at."""
+_ASCII_RUN: Final = re.compile(rb"[\x00-\x7f]{40,}+")
+_LETTERS_BYTES: Final = 2 * limits.KIB
+"""Bytes of a text, without such runs, whose letters tell its encoding."""
 _WORD_OF_HIGH_BYTES: Final = re.compile(rb"(?<![A-Za-z])[\x80-\xff][\x40-\xff]*+")
 _LETTERS: Final = {
     "cp1251": "оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъёіїєґўј",
@@ -273,19 +272,61 @@ _FREQUENT_LEADS: Final = {
 }  # fmt: skip
 
 
-def _guess_short(sample: bytes) -> tuple[str, ...]:
-    """Return which encodings a short text may be in, by the letters that are frequent in a script; of a Latin one those
-    of Latin letters, for its words have few bytes above 127."""
+_WESTERN: Final = "øèæàåêñœïùãëòìûõðþ"
+_OTHER_LATIN: Final = {"cp1250": "ęłąěřčżśćůńőźűňťďľđ", "cp1254": "ışğ"}
+"""Encodings of Latin letters -> letters that cp1252 has not, as it has its own of ``_WESTERN`` in their places."""
+_IN_BOTH: Final = "šžŠŽ"
+"""Letters that cp1252 and cp1250 have in the same places, and that are frequent in languages of cp1250."""
+_NOT_TURKISH: Final = frozenset("áéíóúæàèÁÉÍÓÚÆ")
+_LEAST_LETTERS: Final = 2
+"""Different letters that tell that a text is not in cp1252: one may be chance, such as the ³ of a cubic metre."""
+
+
+def _latin(sample: bytes) -> str:
+    """Return which encoding a text of Latin letters is in, by those that are not the same in all of them."""
+    western = sample.decode(LAST_RESORT, "replace")
+    best, most = LAST_RESORT, 0.0
+    for encoding, letters in _OTHER_LATIN.items():
+        if encoding == "cp1254" and not _NOT_TURKISH.isdisjoint(western):
+            continue
+        gain, seen = 0.0, set[str]()
+        in_other = sample.decode(encoding, "replace")
+        for before, own, other, after in zip(f" {western}", western, in_other, f"{western[1:]} ", strict=False):
+            if own != other:
+                gain += _latin_rate(other, before, after, letters) - _latin_rate(own, before, after, _WESTERN)
+                seen |= {other.lower()} & set(letters)
+            elif encoding == "cp1250" and own in _IN_BOTH:
+                gain += 1.5
+                seen.add(own.lower())
+        if gain > most and len(seen) >= _LEAST_LETTERS:
+            best, most = encoding, gain
+    return best
+
+
+def _latin_rate(character: str, before: str, after: str, letters: str) -> float:
+    """Return the logarithm of the probability of a character between two others; ``letters`` are the frequent ones."""
+    rank = letters.find(character.lower())
+    if letters is _WESTERN and character in "ìòù" and not after.isalpha():
+        rank = 1  # words of Italian end so
+    is_begun = before > "\x7f" or before.isalpha()
+    is_odd = character.isupper() and before.islower()
+    is_odd = is_odd or (character in "èÈ" and not is_begun and after.isalpha())  # no word of French begins so
+    if rank >= 0 and not is_odd:
+        return -1.4 - 0.12 * rank
+    return -6.0 if is_begun else -4.0 if character.isalpha() else -2.5
+
+
+def _candidates(sample: bytes) -> tuple[str, ...]:
+    """Return which encodings a text may be in: one, if the letters that are frequent in its script tell, also of a few
+    words. Of Latin script is a text with few bytes above 127 in its words."""
     high = sum(map(len, _HIGH.findall(sample)))
     words = ((len(word), sum(map(len, _HIGH.findall(word)))) for word in _WORD_OF_HIGH_BYTES.findall(sample))
     alone = sum(own for size, own in words if own >= _LEAST_WORD and 2 * own >= size)
-    if high > _SHORT:
-        return _IN_USE
     if alone < _SHARE_ALONE * high:
-        return _LATIN
+        return (_latin(sample),)
     likely = {encoding: _likelihood(sample, encoding) for encoding in (*_LETTERS, *_COMMON)}
     best = max(likely, key=lambda encoding: likely[encoding])
-    return (best,) if likely[best] > _LIKELY else _IN_USE if likely[best] > _POSSIBLE else _LATIN
+    return (best,) if likely[best] > _LIKELY else _IN_USE if likely[best] > _POSSIBLE else (_latin(sample),)
 
 
 def _likelihood(sample: bytes, encoding: str) -> float:
@@ -353,7 +394,7 @@ def _guess(raw: bytes) -> str:
     first = _NOT_ASCII.search(raw)
     start = max(0, first.start() - _BEFORE_BYTES) if first else 0
     sample = raw[start : start + limits.EXTRACT_SAMPLE_BYTES].replace(b"\0", b"")
-    encodings = _guess_short(sample[:_INSPECTED_BYTES])
+    encodings = _candidates(_ASCII_RUN.sub(b" ", sample)[:_LETTERS_BYTES])
     if len(encodings) == 1:
         return codecs.lookup(encodings[0]).name
     matches = list(from_bytes(sample, cp_isolation=list(encodings)))
