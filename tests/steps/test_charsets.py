@@ -207,6 +207,13 @@ def test_reported_mails(name: str, text: str) -> None:
     assert extract(name, (REPORTS / name).read_bytes()).text() == text
 
 
+def test_a_reported_mail_with_a_bad_byte() -> None:
+    """Its header declares UTF-8: one character is replaced and counted."""
+    doc = extract("utf8-bad-byte.eml", (REPORTS / "utf8-bad-byte.eml").read_bytes())
+    assert doc.text().startswith("Паром отходит в девять часов утра.")
+    assert (doc.text().count("\ufffd"), doc["replaced_characters"], doc["language"]) == (1, 1, "ru")
+
+
 @pytest.mark.parametrize("ending", ["html", "txt", "md", "1"])
 def test_a_field_charset_declares_the_encoding(ending: str) -> None:
     """``fetch_url`` sets it by HTTP's header; it counts more than a ``<meta>``."""
