@@ -113,6 +113,19 @@ def test_drawings_and_formulas_are_text() -> None:
     assert extract(f"<p>{drawing}</p><p>So {formula}.").text() == "Gate\nB\n\nSo x=2."
 
 
+def test_an_element_with_too_many_attributes_is_refused() -> None:
+    """Its parser takes a time that grows with the square of them; a long value, such as of a picture, is one."""
+    names = [f"a{n}" for n in range(20_001)]
+    for page in (
+        " ".join(names),
+        " ".join(f"{name}='x y'" for name in names),
+        " \n".join(f'{name}=""' for name in names),
+    ):
+        with pytest.raises(BadDocument, match="an element has more than 10000 attributes"):
+            extract(f"<p {page}>words")
+    assert extract(f"<img src='data:{'x ' * 100_000}' alt=\"{'= ' * 50_000}\"><p>words").text() == "words"
+
+
 def test_pages_of_nothing_but_pictures_are_named() -> None:
     """As documents of other formats are."""
     assert extract("<body><img src='a.png'>")["unread"] == ["pictures"]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+from ferryman import limits
 from ferryman.steps.formats import Content, Unread, Unreadable, iso_date, one_line
 from ferryman.steps.formats.charsets import decode
 from ferryman.steps.formats.numbering import HTML_LISTS, HtmlLists
@@ -65,6 +66,8 @@ _HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
 _BLANKS: Final = re.compile(r"[ \t\r\n\f]++")
 _SPACES: Final = re.compile(r" {2,}+")
 _GAP: Final = re.compile(r" ?[\r\n][ \r\n]*+")
+_LONG_TAG: Final = re.compile(r"<[A-Za-z][^<>]{50000,}")
+_QUOTED: Final = re.compile(r"\"[^\"]*+\"|'[^']*+'")
 _STATED_CHARSET: Final = re.compile(
     rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*+=\s*+["']?+\s*+([\w.:-]{1,40})""", re.IGNORECASE
 )
@@ -100,6 +103,8 @@ def html(raw: bytes, declared: str = "") -> Content:
     text = _MARKS.sub("", decoded.text)
     if not text.strip():
         return Content("", decoded.fields)
+    if any(len(_QUOTED.sub("", tag[0]).split()) > limits.EXTRACT_ATTRIBUTES for tag in _LONG_TAG.finditer(text)):
+        raise Unreadable(f"an element has more than {limits.EXTRACT_ATTRIBUTES} attributes. Correct it")
     try:
         parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)  # else deeply nested text would be lost
         root: Any = lxml.html.document_fromstring(_DECLARATION.sub("", text), parser=parser)
