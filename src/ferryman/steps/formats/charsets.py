@@ -389,14 +389,14 @@ def _is_letter(character: str) -> bool:
 
 def _guess(raw: bytes) -> str:
     """Guess the encoding: the most likely one of those in use, the first if several are equally likely."""
-    from charset_normalizer import from_bytes
-
     first = _NOT_ASCII.search(raw)
     start = max(0, first.start() - _BEFORE_BYTES) if first else 0
     sample = raw[start : start + limits.EXTRACT_SAMPLE_BYTES].replace(b"\0", b"")
     encodings = _candidates(_ASCII_RUN.sub(b" ", sample)[:_LETTERS_BYTES])
     if len(encodings) == 1:
         return codecs.lookup(encodings[0]).name
+    from charset_normalizer import from_bytes
+
     matches = list(from_bytes(sample, cp_isolation=list(encodings)))
     if not matches:
         return LAST_RESORT

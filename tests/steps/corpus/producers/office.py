@@ -302,15 +302,19 @@ def google_slides() -> bytes:
     body = shape("", "body").replace("<a:p></a:p>", listed)
     parts = {
         "[Content_Types].xml": types(
-            ppt__presentation="presentationml.presentation.main", ppt__slides__slide1="presentationml.slide"
+            ppt__presentation="presentationml.presentation.main",
+            ppt__slides__slide1="presentationml.slide",
+            ppt__slideLayouts__slideLayout1="presentationml.slideLayout",
+            ppt__slideMasters__slideMaster1="presentationml.slideMaster",
         ),
         "_rels/.rels": relations(("rId1", "officeDocument", "ppt/presentation.xml")),
         "ppt/presentation.xml": f'{XML}<p:presentation {A}><p:sldIdLst><p:sldId id="256" r:id="rId5"/></p:sldIdLst>'
         "</p:presentation>",
         "ppt/_rels/presentation.xml.rels": relations(("rId5", "slide", "slides/slide1.xml")),
         "ppt/slides/slide1.xml": tree("sld", shape(drawn("Rules"), "title"), body),
+        "ppt/slides/_rels/slide1.xml.rels": relations(("rId1", "slideLayout", "../slideLayouts/slideLayout1.xml")),
     }
-    return corpus.zipped(parts)
+    return corpus.zipped(parts | MASTER)
 
 
 def shape(text: str, kind: str = "") -> str:
@@ -330,6 +334,19 @@ def tree(kind: str, *shapes: str) -> str:
     """A slide or its notes."""
     group = '<p:nvGrpSpPr><p:cNvPr id="1" name=""/><p:cNvGrpSpPr/><p:nvPr/></p:nvGrpSpPr><p:grpSpPr/>'
     return f"{XML}<p:{kind} {A}><p:cSld><p:spTree>{group}{''.join(shapes)}</p:spTree></p:cSld></p:{kind}>"
+
+
+MASTER: Final = {
+    "ppt/slideLayouts/slideLayout1.xml": tree("sldLayout", shape(drawn("Click to edit the title"), "title")),
+    "ppt/slideLayouts/_rels/slideLayout1.xml.rels": relations(
+        ("rId1", "slideMaster", "../slideMasters/slideMaster1.xml")
+    ),
+    "ppt/slideMasters/slideMaster1.xml": tree("sldMaster", shape(drawn("Click to edit the title"), "title")),
+    "ppt/slideMasters/_rels/slideMaster1.xml.rels": relations(
+        ("rId1", "slideLayout", "../slideLayouts/slideLayout1.xml")
+    ),
+}
+"""Parts of a presentation that its slides are made by; what they say is not shown."""
 
 
 def powerpoint() -> bytes:
@@ -369,17 +386,9 @@ def powerpoint() -> bytes:
             ("rId1", "notesSlide", "../notesSlides/notesSlide1.xml"),
             ("rId2", "slideLayout", "../slideLayouts/slideLayout1.xml"),
         ),
-        "ppt/slideLayouts/slideLayout1.xml": tree("sldLayout", shape(drawn("Click to edit the title"), "title")),
-        "ppt/slideLayouts/_rels/slideLayout1.xml.rels": relations(
-            ("rId1", "slideMaster", "../slideMasters/slideMaster1.xml")
-        ),
-        "ppt/slideMasters/slideMaster1.xml": tree("sldMaster", shape(drawn("Click to edit the title"), "title")),
-        "ppt/slideMasters/_rels/slideMaster1.xml.rels": relations(
-            ("rId1", "slideLayout", "../slideLayouts/slideLayout1.xml")
-        ),
         "ppt/notesSlides/notesSlide1.xml": tree("notes", shape(drawn("Speak slowly"), "body")),
     }
-    return corpus.zipped(parts)
+    return corpus.zipped(parts | MASTER)
 
 
 def samples() -> list[Sample]:
