@@ -327,8 +327,15 @@ EXTRACT_PART_BYTES: Final = 64 * MIB
 EXTRACT_CELLS: Final = 20_000_000
 """Cells of a sheet's grid: 32 bytes each in the reader, used or not."""
 
+EXTRACT_EMPTY_CELLS: Final = 1_000_000
+"""Cells of a sheet's grid that may be empty, some 32 MB; a grid of more has no more cells than its sheet has bytes, or
+its cells move together."""
+
 EXTRACT_PAGES: Final = 50_000
 """Pages of a PDF: the longest that people make are a tenth of it, and a page tree may run in circles."""
+
+EXTRACT_ATTRIBUTES: Final = 10_000
+"""Attributes of an element in HTML, for which its parser takes 0.1 s: the time grows with the square of them."""
 
 EXTRACT_DEPTH: Final = 3
 """Depth to which mails attached to mails are read."""

@@ -127,6 +127,43 @@ def test_undeclared_old_text_is_not_taken_for_damaged_utf_8(encoding: str) -> No
     assert decode(b"ascii line\n" * 100_000 + raw).text.endswith(OLD[encoding] * 6)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "texts"),
+    [
+        ("cp1255", "המעבורת יוצאת בתשע|שלום עולם|שלום|שלום, world"),
+        ("cp949", "여객선은 아홉 시에 떠납니다|안녕하세요 세계|안녕하세요|여객선|서울 hotel|대한민국"),
+        ("cp1251", "Паром отходит|Привет, мир|в 9 часов|Україна|България|ПРИВЕТ, МИР"),
+        ("koi8_r", "Паром отходит|Привет, мир"),
+        ("cp1253", "Το πλοίο φεύγει|Καλημέρα"),
+        ("cp1256", "تغادر العبارة في التاسعة|مرحبا بالعالم|سلام"),
+        ("cp874", "เรือออกเก้าโมง|สวัสดี"),
+        ("cp932", "船は九時に出ます。|こんにちは世界|東京|フェリー|株式会社"),
+        ("euc_jp", "船は九時に出ます。|こんにちは世界|東京タワー"),
+        ("gb18030", "渡轮九点离开港口|你好世界|你好|中国|北京大学"),
+        ("big5", "渡輪九點離開港口|你好世界|謝謝|中華民國"),
+        (
+            "cp1252",
+            "Fähre für König|café|it’s nine – €5|Größe|naïve “œuvre”|à la carte|Ærø|Ñandú|“Öl”|déjà là|«été»|5 °C ± 2",
+        ),
+        ("cp1252", "Le père et la mère, à côté de l'hôtel où l'été naît|20 m³ à 5 €|½ l, 3² = 9, § 5"),
+        ("cp1252", "¿Cuántos años? ¡Olé!|Perché così? È più bella, però lunedì.|São João, não há ações|señor|ça"),
+        ("cp1252", "På øen er der æbler|blåbærsyltetøy|Það er gott veður í dag|Ångström är öl|£5 each, £10 both"),
+        (
+            "cp1250",
+            "Zażółć gęślą jaźń|Příliš žluťoučký kůň|Łódź|Dziękuję bardzo za wiadomość.|Český rozhlas, večer každou",
+        ),
+        ("cp1250", "Árvíztűrő tükörfúrógép|Trajekt odhaja ob devetih, čez šest ur|Đačić i žena šeću čupavog psa"),
+        ("cp1254", "Işığı söndür, güneş doğdu|Türkiye'nin başkenti Ankara'dır, İstanbul değil."),
+    ],
+)
+def test_short_texts_are_guessed_by_their_letters(encoding: str, texts: str) -> None:
+    """Of a few words, which say too little about how likely the whole is; and of many."""
+    for text in texts.split("|"):
+        for many in (text, f"{text} " * 300):
+            assert decode(many.encode(encoding)).text == many
+    assert decode(b"ascii line\n" * 100_000 + texts.split("|")[0].encode(encoding)).text.endswith(texts.split("|")[0])
+
+
 @settings(deadline=None, max_examples=300)
 @given(raw=st.binary(max_size=300), label=st.sampled_from([row[0] for row in DECLARED] + ["", "utf-32", "replacement"]))
 def test_it_never_raises(raw: bytes, label: str) -> None:
@@ -168,6 +205,13 @@ def test_reported_files(name: str, text: str, charset: str, replaced: int | None
 def test_reported_mails(name: str, text: str) -> None:
     """Their parts' headers declare the encoding."""
     assert extract(name, (REPORTS / name).read_bytes()).text() == text
+
+
+def test_a_reported_mail_with_a_bad_byte() -> None:
+    """Its header declares UTF-8: one character is replaced and counted."""
+    doc = extract("utf8-bad-byte.eml", (REPORTS / "utf8-bad-byte.eml").read_bytes())
+    assert doc.text().startswith("Паром отходит в девять часов утра.")
+    assert (doc.text().count("\ufffd"), doc["replaced_characters"], doc["language"]) == (1, 1, "ru")
 
 
 @pytest.mark.parametrize("ending", ["html", "txt", "md", "1"])

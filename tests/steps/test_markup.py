@@ -86,6 +86,65 @@ def test_empty_cells_keep_their_columns(table: str, wanted: str) -> None:
     assert extract(f"<p>p</p><table>{table}</table><p>q").text() == f"p\n\n{wanted}\n\nq"
 
 
+@pytest.mark.parametrize(
+    ("page", "wanted"),
+    [
+        ("<ol><li>one<li><p>two</p><ol type=a><li>x<li>y</ol></ol>", "1. one\n\n2. two\n\na. x\nb. y"),
+        ("<ol start=3 reversed><li>a<li value=7>b<li>c</ol>", "3. a\n7. b\n6. c"),
+        ("<ol reversed><li>a<li>b</ol>", "2. a\n1. b"),
+        ("<ol start=26 type=a><li>z<li>aa<li type=I>x</ol>", "z. z\naa. aa\nXXVIII. x"),
+        ("<ol start=-1><li>a<li>b<li>c</ol>", "-1. a\n0. b\n1. c"),
+        ("<ol type=i start=x><li> <b>a</b><li><img>", "i. a\nii."),
+        ("<ol><li><ol type=I><li>x</ol></ol>", "1. I. x"),
+        ("<ol style='margin: 0; list-style: none'><li>a</ol><ul><li>b</ul><li>c", "a\n\nb\n\nc"),
+        ("<ol><li><table><tr><td>a<td>b</table><li><pre> x</pre></ol>", "1. a\tb\n\n2.  x"),
+        ("<ol><li><h2>Times</h2>daily</ol>", "1. Times\n\ndaily"),
+    ],
+)
+def test_numbers_of_lists(page: str, wanted: str) -> None:
+    """As a browser shows them; bullets are left out."""
+    assert extract(page).text() == wanted
+
+
+def test_drawings_and_formulas_are_text() -> None:
+    """What is seen of them, not what describes them."""
+    drawing = "<svg><title>t</title><desc>d</desc><defs><text>x</text></defs><text>Gate</text><text>B</text></svg>"
+    formula = "<math><semantics><mi>x</mi><mo>=</mo><mn>2</mn><annotation>x=2</annotation></semantics></math>"
+    assert extract(f"<p>{drawing}</p><p>So {formula}.").text() == "Gate\nB\n\nSo x=2."
+
+
+def test_an_element_with_too_many_attributes_is_refused() -> None:
+    """Its parser takes a time that grows with the square of them; a long value, such as of a picture, is one."""
+    names = [f"a{n}" for n in range(20_001)]
+    for page in (
+        " ".join(names),
+        " ".join(f"{name}='x y'" for name in names),
+        " \n".join(f'{name}=""' for name in names),
+    ):
+        with pytest.raises(BadDocument, match="an element has more than 10000 attributes"):
+            extract(f"<p {page}>words")
+    assert extract(f"<img src='data:{'x ' * 100_000}' alt=\"{'= ' * 50_000}\"><p>words").text() == "words"
+
+
+def test_pages_of_nothing_but_pictures_are_named() -> None:
+    """As documents of other formats are."""
+    assert extract("<body><img src='a.png'>")["unread"] == ["pictures"]
+    assert extract("<body><img src='a.png'>words").get("unread") is None
+    mail = b"From: a\nTo: b\nSubject: c\nMIME-Version: 1.0\nContent-Type: text/html\n\n<img src='cid:1'>"
+    assert extract(mail, "a.eml")["unread"] == ["pictures"]
+
+
+def test_chapters_that_are_missing_are_named() -> None:
+    """A book whose reading order names what it has not."""
+    book = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(corpus.epub())) as old, zipfile.ZipFile(book, "w") as new:
+        for name in old.namelist():
+            if name != "OPS/a.xhtml":
+                new.writestr(name, old.read(name).replace(b"</p>", b"\xff</p>"))
+    doc = extract(book.getvalue(), "a.epub")
+    assert (doc["unread"], doc["replaced_characters"]) == (["chapters"], 1)
+
+
 PAGE = """<html><body><p>Before.</p><h1>Henry <i>V</i></h1><p>O for a Muse.</p><h2>Act&nbsp;I</h2><h3>
 Scene 1<br>London</h3><p>Enter.</p><h2></h2><p># no heading</p><div><h2>Act II</h2>Exeunt.</div></body></html>"""
 

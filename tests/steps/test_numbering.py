@@ -8,7 +8,7 @@ from ferryman import steps
 from ferryman.document import Document
 from ferryman.steps.formats.numbering import format_number
 from tests.steps import corpus
-from tests.steps.test_office import NAMES, content_of, docx
+from tests.steps.test_office import NAMES, content_of, docx, pptx
 
 STYLES = f"""<w:styles {NAMES}>
 <w:style w:type="paragraph" w:default="1" w:styleId="Standard"><w:name w:val="Normal"/></w:style>
@@ -151,6 +151,46 @@ def test_a_docx_without_styles_or_with_broken_numbers_is_read() -> None:
 )
 def test_numbers_have_their_formats(number: int, format_: str, shown: str) -> None:
     assert format_number(number, format_) == shown
+
+
+# -- slides ----------------------------------------------------------------------------------------------------------
+
+
+def point(text: str, marker: str = "", at: int = 0) -> str:
+    return f'<a:p><a:pPr lvl="{at}">{marker}</a:pPr><a:r><a:t>{text}</a:t></a:r></a:p>'
+
+
+def auto(kind: str = "arabicPeriod", start: str = "") -> str:
+    start = f' startAt="{start}"' if start else ""
+    return f'<a:buAutoNum type="{kind}"{start}/>'
+
+
+@pytest.mark.parametrize(
+    ("points", "text"),
+    [
+        ([point("one", auto()), point("two", auto())], "1. one\n2. two"),
+        ([point("one", auto()), point("in", auto("alphaLcParenR"), 1), point("two", auto())], "1. one\na) in\n2. two"),
+        ([point("one", auto()), point("plain"), point("one", auto())], "1. one\nplain\n1. one"),
+        ([point("one", auto()), point("", auto()), point("two", auto())], "1. one\n2. two"),
+        ([point("one", auto()), point("bullet", '<a:buChar char="•"/>')], "1. one\nbullet"),
+        (
+            [point("five", auto("romanUcParenBoth", "5")), point("six", auto("romanUcParenBoth", "5"))],
+            "(V) five\n(VI) six",
+        ),
+        ([point("one", auto("arabicPlain")), point("x", auto("circleNumDbPlain"))], "1 one\n1 x"),
+        ([point("by the shape"), point("not", "<a:buNone/>"), point("again")], "A. by the shape\nnot\nA. again"),
+        ([point("odd", auto("x", "y")), point("odd", auto(), -1)], "1. odd\n1. odd"),
+    ],
+)
+def test_numbers_of_lists_on_slides(points: list[str], text: str) -> None:
+    """Each shape counts for itself, each level in it, until a paragraph without number."""
+    style = (
+        f"<a:lstStyle><a:lvl1pPr>{auto('alphaUcPeriod')}</a:lvl1pPr></a:lstStyle>"
+        if "by the shape" in points[0]
+        else ""
+    )
+    shape = f"<p:sp><p:txBody>{style}{''.join(points)}</p:txBody></p:sp>"
+    assert content_of(pptx(shape + shape)).text.replace("\n\n", "\n") == f"{text}\n{text}"
 
 
 # -- OpenDocument --------------------------------------------------------------------------------------------------

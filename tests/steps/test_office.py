@@ -13,7 +13,7 @@ from ferryman import limits, steps
 from ferryman.document import Document
 from ferryman.errors import BadDocument
 from ferryman.steps import formats
-from ferryman.steps.formats import DOCX, ODS, ODT, PPTX, XLSB, XLSX, Content, kind_of, load_reader, spreadsheets
+from ferryman.steps.formats import DOCX, ODS, ODT, PPTX, XLSX, Content, kind_of, load_reader
 from tests.steps import corpus
 
 REPORTS = corpus.FILES.parent / "reports"
@@ -487,28 +487,6 @@ def test_shared_strings_in_another_place() -> None:
     assert content_of(raw).text == "One\nMuse"
 
 
-@pytest.mark.parametrize(
-    ("part", "unread"),
-    [
-        ("xl/comments1.bin", ["comments"]),
-        ("xl/drawings/drawing1.xml", ["drawings"]),
-        ("xl/embeddings/a.docx", ["embedded files"]),
-        ("xl/worksheets/sheet1.bin", []),
-        ("xl/worksheets/sheet9.bin", ["error values"]),
-    ],
-)
-def test_parts_of_binary_workbooks_that_are_not_read_are_named(
-    part: str, unread: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Comments and shapes are binary there, too; calamine, which is left out here, reads the cells."""
-    monkeypatch.setattr(spreadsheets, "_workbook", lambda raw, unread, beside: Content("One", dict(unread.fields)))
-    content = b"\x03\x05abcde\x0b\x80\x01" if "sheet9" in part else b""  # an error; a formula that breaks off
-    raw = package("xlsb", "xl/workbook.bin", {"xl/workbook.bin": "", part: content})
-
-    assert kind_of(raw) == XLSB
-    assert content_of(raw).fields.get("unread", []) == unread
-
-
 # -- OpenDocument ----------------------------------------------------------------------------------
 
 ODF = (
@@ -666,10 +644,14 @@ def test_rows_of_a_table_in_a_text_are_not_torn() -> None:
     assert content_of(odf(ODT, body)).text == "one two\tone two\tthree"
 
 
-def test_objects_in_a_text_are_named() -> None:
-    """A chart or a formula is a document of its own in it."""
-    body = "<office:text><text:p>One<draw:frame><draw:object/></draw:frame></text:p></office:text>"
-    assert content_of(odf(ODT, body)).fields["unread"] == ["embedded files"]
+@pytest.mark.parametrize("kind", ["object", "object-ole"])
+def test_objects_in_a_text_are_named(kind: str) -> None:
+    """A chart or a formula is a document of its own in it, on a slide, too; one that is empty is none."""
+    href = 'xlink:href="./Object 1" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    frame = f"<draw:frame><draw:{kind} {href}/></draw:frame>"
+    for body in (f"<office:text><text:p>One{frame}</text:p></office:text>", f"<draw:page>{frame}</draw:page>"):
+        assert content_of(odf(ODT, body)).fields["unread"] == ["embedded files"]
+        assert "unread" not in content_of(odf(ODT, body.replace(href, ""))).fields
 
 
 @pytest.mark.timeout(120)

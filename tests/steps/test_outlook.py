@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from datetime import UTC, datetime
+from email.message import EmailMessage
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from ferryman import steps
 from ferryman.document import Document
 from ferryman.errors import BadDocument
-from ferryman.steps.formats import MSG, XLS, kind_of
+from ferryman.steps.formats import MSG, TNEF, XLS, kind_of
 from ferryman.steps.formats.mail import msg
 from ferryman.steps.formats.spreadsheets import xls
 from tests.steps import corpus
@@ -172,6 +173,90 @@ def test_a_message_with_an_old_workbook_is_a_message() -> None:
     assert (kind_of(raw), kind_of(corpus.shipped()["testEXCEL.xls"])) == (MSG, XLS)
     doc, book = read(raw)
     assert (doc.text(), book["pages"]) == (FERRY, 3)
+
+
+# -- winmail.dat -----------------------------------------------------------------------------------
+
+
+def listed(**values: bytes) -> bytes:
+    """A list of properties in a winmail.dat: number and type in hexadecimal -> value."""
+    out = struct.pack("<I", len(values))
+    for name, value in values.items():
+        number, type_ = int(name[1:5], 16), int(name[5:], 16)
+        size = b"" if type_ in (0x03, 0x40) else struct.pack("<II", 1, len(value))
+        out += struct.pack("<HH", type_, number) + size + value.ljust(-(-len(value) // 4) * 4, b"\0")
+    return out
+
+
+def winmail(*attributes: tuple[int, bytes], key: int = 363) -> bytes:
+    """A winmail.dat of attributes: number, content."""
+    return struct.pack("<IH", 0x223E9F78, key) + b"".join(
+        struct.pack("<BII", 1, number | 0x60000, len(content)) + content + struct.pack("<H", sum(content) & 0xFFFF)
+        for number, content in attributes
+    )
+
+
+FERRY_16 = FERRY.encode("utf-16-le")
+INNER = winmail((0x9003, listed(x0037001F="inside".encode("utf-16-le"), x1000001F=FERRY_16)))
+NAMED = (
+    struct.pack("<IHH16sII", 2, 0x1F, 0x8001, bytes(16), 1, 6)
+    + b"a\0b\0\0\0\0\0"
+    + struct.pack("<II", 1, 2)
+    + b"x\0\0\0"
+)
+NAMED += listed(x1000001F=FERRY_16)[4:]
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (winmail((0x9003, listed(x1000001F=FERRY_16))), FERRY),
+        (winmail((0x9003, listed(x10130102=f"<p>{FERRY}".encode())), key=0x695E), FERRY),
+        (winmail((0x9003, listed(x10090102=COMPRESSED))), "hello world"),
+        (winmail((0x9007, struct.pack("<II", 1251, 0)), (0x800C, "Паром отходит\0".encode("cp1251"))), "Паром отходит"),
+        (winmail((0x800C, b"old"), (0x9003, listed(x1000001F=FERRY_16))), FERRY),
+        (winmail((0x9003, NAMED)), FERRY),
+        (winmail((0x9003, listed(x1000001F=FERRY_16) + b"\1")), FERRY),
+        (winmail(), ""),
+    ],
+    ids=["plain", "HTML", "RTF", "code page", "both", "named property", "breaks off", "nothing"],
+)
+def test_the_text_in_a_winmail_dat(raw: bytes, text: str) -> None:
+    """As in a message; it may be all that there is of a mail."""
+    [doc] = read(raw)
+    assert (doc.text(), doc["content_type"], doc.get("unread")) == (text, TNEF.type, None)
+
+
+def test_attachments_in_a_winmail_dat_are_children_of_a_mail() -> None:
+    """Which has no other attachments; by their long names; a message has a text of its own."""
+    packed = winmail(
+        (0x9003, listed(x0037001F="trip".encode("utf-16-le"), x00390040=struct.pack("<Q", SENT))),
+        *((0x9002, bytes(14)), (0x8010, b"PLAY~1.DOC\0"), (0x800F, corpus.docx())),
+        (0x9005, listed(x3707001F="play.docx".encode("utf-16-le"))),
+        *((0x9002, bytes(14)), (0x8010, b"notes.txt\0"), (0x800F, b"notes")),
+        *((0x9002, bytes(14)), (0x9005, listed(x37050003=struct.pack("<i", 5), x3701000D=bytes(16) + INNER))),
+        *((0x9002, bytes(14)), (0x9005, listed(x37050003=struct.pack("<i", 7)))),
+    )
+    mail = EmailMessage()
+    mail["Subject"], mail["From"] = "trip", "a@example.org"
+    mail.set_content("See there.")
+    mail.add_attachment(packed, maintype="application", subtype="ms-tnef", filename="winmail.dat")
+    docs = steps.extract_text()(Document("m.eml", raw=mail.as_bytes()))
+    assert isinstance(docs, list)
+    letter, box, play, notes, other = docs
+    assert (letter.text().strip(), box.id, box["title"], box["created"]) == (
+        "See there.", "m.eml#winmail.dat", "trip", "2024-05-06T08:00:00Z"
+    )  # fmt: skip
+    assert (play.id, play["title"], notes.text()) == ("m.eml#winmail.dat#play.docx", "Henry V", "notes")
+    assert (other.text(), other["title"], box["unread"]) == (FERRY, "inside", ["linked files"])
+
+
+def test_a_winmail_dat_that_breaks_off_is_refused() -> None:
+    """Or is damaged."""
+    whole = winmail((0x9003, listed(x1000001F=FERRY_16)), (0x9002, bytes(14)), (0x800F, b"x" * 99))
+    for raw in (whole[:-30], whole.replace(FERRY_16[:8], b"\xff" * 8)[:60], winmail((0x9003, b"\1"))):
+        with pytest.raises(BadDocument, match=r"^m\.msg: Outlook attachment \(winmail\.dat\): it "):
+            read(raw)
 
 
 # -- workbooks of before 2007 ----------------------------------------------------------------------

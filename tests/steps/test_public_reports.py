@@ -9,8 +9,11 @@ import pytest
 from ferryman import steps
 from ferryman.document import Document
 from tests.steps import corpus
-from tests.steps.test_numbering import letter, line
-from tests.steps.test_office import docx, paragraph
+from tests.steps.test_mail import FERRY, message, part, parts
+from tests.steps.test_numbering import NUMBERING, letter, level, line
+from tests.steps.test_office import SHEET, cell, docx, drawn, ods, paragraph, pptx, row, xlsx
+from tests.steps.test_outlook import code_page, listed, old_text, winmail
+from tests.steps.test_outlook import message as outlook_message
 
 
 def _run(inner: str) -> str:
@@ -44,6 +47,7 @@ NONE: Final = (
     'w:abstractNumId="0"><w:lvl w:ilvl="0"><w:start w:val="1"/><w:numFmt w:val="none"/><w:suff w:val="nothing"/>'
     '<w:lvlText w:val="%1"/></w:lvl></w:abstractNum><w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num></w:numbering>'
 )
+
 
 REPORTS: Final[dict[str, tuple[str, bytes, str]]] = {
     "python-openxml/python-docx#339": (
@@ -120,6 +124,136 @@ REPORTS: Final[dict[str, tuple[str, bytes, str]]] = {
             )
         ),
         "Before☑☐☑α✓after",
+    ),
+    "joshy/striprtf#55": (
+        "note.rtf",
+        rb"{\rtf1\ansi Judgment normal. } \par {\b Plan:} rest\par}",
+        "Judgment normal. Plan: rest",
+    ),
+    "joshy/striprtf#32": (
+        "a.rtf",
+        rb"{\rtf1 {\field{\*\fldinst { FORMTEXT }}{\fldrslt Service:}} ferry}",
+        "Service: ferry",
+    ),
+    "firecrawl/anydoc#27": (
+        "formats.xlsx",
+        xlsx(
+            '<row r="1"><c r="A1" s="1"><v>0.075</v></c><c r="B1" s="2"><v>1234.5</v></c><c r="C1" s="3"><v>46096</v></c></row>',
+            book=[("s", "styles", "styles.xml")],
+            more={
+                "xl/styles.xml": f'<styleSheet {SHEET}><numFmts><numFmt numFmtId="164" formatCode="0.0%"/><numFmt numFmtId="165" '
+                'formatCode="&quot;$&quot;#,##0.00"/><numFmt numFmtId="166" formatCode="mm/dd/yyyy"/></numFmts><cellXfs><xf/>'
+                '<xf numFmtId="164"/><xf numFmtId="165"/><xf numFmtId="166"/></cellXfs></styleSheet>'
+            },
+        ),
+        "One 7.5% $1,234.50 2026-03-15",
+    ),
+    "tafia/calamine#636": (
+        "rich.xlsx",
+        xlsx(
+            '<row r="1"><c r="A1" t="s"><v>0</v></c></row>',
+            book=[("s", "sharedStrings", "sharedStrings.xml")],
+            more={
+                "xl/sharedStrings.xml": f"<sst {SHEET}><si><t>tval</t><r><t>rval1</t></r><r><t>rval2</t></r></si></sst>"
+            },
+        ),
+        "One tvalrval1rval2",
+    ),
+    "docling-project/docling#3847": (
+        "spans.odt",
+        corpus.zipped(
+            {
+                "mimetype": "application/vnd.oasis.opendocument.text",
+                "content.xml": '<o xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0"><text:p>bold<text:span><text:s/>'
+                "connective prose</text:span></text:p></o>",
+            }
+        ),
+        "bold connective prose",
+    ),
+    "docling-project/docling#494": (
+        "form.docx",
+        docx(
+            "<w:tbl><w:tr><w:tc><w:tbl><w:tr><w:sdt><w:sdtContent><w:tc><w:sdt><w:sdtContent>"
+            f"{paragraph('Name:')}</w:sdtContent></w:sdt></w:tc></w:sdtContent></w:sdt><w:tc>{paragraph('Ann')}</w:tc></w:tr>"
+            f"</w:tbl>{paragraph('')}</w:tc></w:tr></w:tbl>"
+        ),
+        "Name: Ann",
+    ),
+    "docling-project/docling#3313": (
+        "proposals.docx",
+        letter(
+            line("CSI is reported.", list_="1"),
+            line("So is rank.", list_="1"),
+            numbering=NUMBERING.replace(level(0, "decimal", "%1."), level(0, "decimal", "Proposal %1:"), 1),
+        ),
+        "Proposal 1: CSI is reported. Proposal 2: So is rank.",
+    ),
+    "VolodymyrBaydalka/docxjs#136": (
+        "nested.docx",
+        letter(*(line(text, list_="1", at=at) for text, at in (("a", 0), ("b", 1), ("c", 1), ("d", 0), ("e", 1)))),
+        "1. a 1.1 b 1.2 c 2. d 2.1 e",
+    ),
+    "mwilliamson/python-mammoth#163": (
+        "wps.docx",
+        docx(
+            '<mc:AlternateContent xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"><mc:Choice '
+            f'Requires="wpsCustomData">{paragraph("in the choice")}</mc:Choice></mc:AlternateContent>{paragraph("after")}'
+        ),
+        "in the choice after",
+    ),
+    "mwilliamson/mammoth.js#230": (
+        "hidden.docx",
+        docx(
+            "<w:p><w:r><w:t>seen</w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t> hidden</w:t></w:r><w:r><w:rPr><w:vanish "
+            'w:val="0"/></w:rPr><w:t> too</w:t></w:r></w:p>'
+        ),
+        "seen too",
+    ),
+    "microsoft/markitdown#1505": ("late.txt", b"plain words. " * 400 + "año".encode(), "plain words. " * 400 + "año"),
+    "microsoft/markitdown#294": (
+        "german.txt",
+        "für künstliche Intelligenz und zur Änderung".encode("cp1252"),
+        "für künstliche Intelligenz und zur Änderung",
+    ),
+    "adbar/trafilatura#825": (
+        "a.html",
+        b"<p>The <nobr>ferry leaves</nobr> at <i>nine</i>, rate -3<i>r</i>/2<wbr>, daily.<table><tr><td><p><b>GPT-5.4</b></p></td></tr></table>",
+        "The ferry leaves at nine, rate -3r/2, daily. GPT-5.4",
+    ),
+    "agentscope-ai/agentscope#2659": (
+        "groups.pptx",
+        pptx(f"<p:grpSp><p:grpSp><p:sp><p:txBody>{drawn('Deep')}</p:txBody></p:sp></p:grpSp></p:grpSp>{drawn('Flat')}"),
+        "Deep Flat",
+    ),
+    "py-pdf/pypdf#3978": (
+        "tex.pdf",
+        _pdf(b"BT /F1 12 Tf 50 700 Td [(The) -330 (fer) 20 (ry) -330 (lea) -15 (v) 25 (es)] TJ ET", HELVETICA),
+        "The ferry leaves",
+    ),
+    "eea/odfpy#146": (
+        "comment.ods",
+        ods(row(cell("7").replace("<text:p>", "<office:annotation><text:p>why</text:p></office:annotation><text:p>"))),
+        "Plays 7 A1: why",
+    ),
+    "chatchat-space/Langchain-Chatchat#5084": (
+        "inline.eml",
+        message(parts("mixed", part("text/plain", FERRY, "Content-Disposition: inline"))),
+        FERRY,
+    ),
+    "TeamMsgExtractor/msg-extractor#95": (
+        "no-encoding.msg",
+        outlook_message(old_text("1000", "Größe und Gewicht für König".encode("cp1252"))),
+        "Größe und Gewicht für König",
+    ),
+    "TeamMsgExtractor/msg-extractor#373": (
+        "taiwan.msg",
+        outlook_message(old_text("1000", "渡輪九點離開碁".encode("cp950")), head=code_page(950)),
+        "渡輪九點離開碁",
+    ),
+    "martinrusev/imbox#229": (
+        "winmail.dat",
+        winmail((0x9003, listed(x10130102=b"<p>The body is here only.</p>")), key=0x695E),
+        "The body is here only.",
     ),
 }
 

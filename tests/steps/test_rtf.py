@@ -103,6 +103,30 @@ def test_what_is_seen_is_read(inside: str, wanted: str) -> None:
     assert text(inside) == wanted
 
 
+def test_what_is_not_read_is_named() -> None:
+    """Files of other programs; pictures, if there is nothing else."""
+    picture = rb"{\*\shppict{\pict\pngblip 00}}"
+    assert extract(rb"{\rtf1 {\object{\*\objdata 00ff}{\result seen}}}")["unread"] == ["embedded files"]
+    assert extract(rb"{\rtf1 {\object{\objdata 00ff}}}")["unread"] == ["embedded files"]
+    assert extract(b"{\\rtf1 " + picture + b"}")["unread"] == ["pictures"]
+    assert extract(b"{\\rtf1 " + picture + b"x}").get("unread") is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "wanted"),
+    [
+        (rb"{\rtf1 one} two}", "one two"),
+        (rb"{\rtf1{\fonttbl{\f0\fcharset204 x;}}\f0\'cf} \'f0 {\b b}} c}", "П р b c"),
+        (rb"{\rtf1 one}" + b"\0" * 9, "one"),
+        (b"{\\rtf1 one}\r\njunk", "one"),
+        (rb"{\rtf1 one}{\rtf1 two}", "one"),
+    ],
+)
+def test_an_unmatched_brace_ends_no_document(raw: bytes, wanted: str) -> None:
+    """What follows belongs to it, if text with a closing brace does."""
+    assert extract(raw).text() == wanted
+
+
 def test_the_information_group() -> None:
     raw = (
         rb"{\rtf1\ansi\ansicpg932{\fonttbl{\f0\fcharset0 x;}}{\info{\title \'83^}{\author {\uc0\u12354}}{\company x}}y}"

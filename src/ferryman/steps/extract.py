@@ -46,10 +46,10 @@ _LIBRARIES: Final = (
 class extract_text(StepWithDefaults):
     """Read the text out of a document; the text, as UTF-8, takes the place of its ``raw``.
 
-    PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, HTML, EPUB, RTF, Markdown, e-mail, mailboxes, messages of Outlook,
-    XML, manual pages (troff) and plain text. What it is is told by its bytes; the ending of its name counts only among
-    kinds of text. Paragraphs are apart by a blank line, rows of a table are lines, with tabs between cells. Markdown
-    and plain text stay as they are.
+    PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, HTML, EPUB, RTF, Markdown, e-mail, mailboxes, messages and
+    attachments (winmail.dat) of Outlook, XML, manual pages (troff) and plain text. What it is is told by its bytes; the
+    ending of its name counts only among kinds of text. Paragraphs are apart by a blank line, rows of a table are lines,
+    with tabs between cells. Markdown and plain text stay as they are.
 
     >>> doc = extract_text()(Document("a.html", raw=b"<title>Henry V</title><p>O for a Muse of fire"))
     >>> doc.raw, doc["title"], doc["content_type"]

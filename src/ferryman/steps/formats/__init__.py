@@ -158,11 +158,33 @@ MARKDOWN: Final = ContentKind("text/markdown", "Markdown", "plain.markdown")
 MAIL: Final = ContentKind("message/rfc822", "e-mail", "mail.mail")
 MBOX: Final = ContentKind("application/mbox", "mailbox", "mail.mbox")
 MSG: Final = ContentKind("application/vnd.ms-outlook", "Outlook message", "mail.msg")
+TNEF: Final = ContentKind("application/vnd.ms-tnef", "Outlook attachment (winmail.dat)", "mail.tnef")
 TROFF: Final = ContentKind("text/troff", "a manual page", "troff.troff")
 PLAIN: Final = ContentKind("text/plain", "plain text", "plain.plain")
 
 READ: Final = (
-    *(PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, MBOX, MSG, TROFF, PLAIN),
+    *(
+        PDF,
+        DOCX,
+        PPTX,
+        XLSX,
+        XLSB,
+        XLS,
+        ODT,
+        ODP,
+        ODS,
+        EPUB,
+        HTML,
+        XML,
+        RTF,
+        MARKDOWN,
+        MAIL,
+        MBOX,
+        MSG,
+        TNEF,
+        TROFF,
+        PLAIN,
+    ),
 )
 """Kinds that are read."""
 
@@ -246,8 +268,9 @@ _MAGIC: Final = (
     (b"fLaC", ContentKind("audio/flac", "a FLAC recording")),
     (b"SQLite format 3\0", ContentKind("application/vnd.sqlite3", "an SQLite database")),
     (b"PAR1", ContentKind("application/vnd.apache.parquet", "a Parquet file")),
+    (b"\x78\x9f\x3e\x22", TNEF),
 )
-"""First bytes of content that is not a document, so that a message can name it."""
+"""First bytes of content that most of the time is not a document, so that a message can name it."""
 
 _BY_ENDING: Final = {
     "md": MARKDOWN,

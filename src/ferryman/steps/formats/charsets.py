@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from functools import lru_cache
+from math import log
 from typing import Any, Final, NamedTuple
 
 from ferryman import limits
@@ -230,16 +231,175 @@ def _nearly_utf8(raw: bytes) -> bool:
     return len(text) - len(text.encode("ascii", "ignore")) - wrong >= _NEARLY * wrong
 
 
+_ASCII_RUN: Final = re.compile(rb"[\x00-\x7f]{40,}+")
+_LETTERS_BYTES: Final = 2 * limits.KIB
+"""Bytes of a text, without such runs, whose letters tell its encoding."""
+_WORD_OF_HIGH_BYTES: Final = re.compile(rb"(?<![A-Za-z])[\x80-\xff][\x40-\xff]*+")
+_LETTERS: Final = {
+    "cp1251": "оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъёіїєґўј",
+    "koi8_r": "оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъё",
+    "cp1253": "αοιετσνηυκπρωμλςάίγέόδήθύχφβώξζψϊϋΐΰ",
+    "cp1255": "יוהלאתרבשמנםדעקחפכסטגןצזךףץ",
+    "cp1256": "اليمنورتبةعدسفهكقأحجشطصىخإذزثضئءغآظؤپچژگ",
+    "cp874": "านรอกเงม่ย้ลวดทส็ัิีตะปบคหแจพชุูข์ใไโผถซณธศฟภษฐญึืฉำฎฝฮๆฏฆฑฒฬฌ",
+}
+"""Encodings of one byte a letter, of scripts other than Latin -> their letters, the most frequent ones first."""
+_JAPANESE: Final = (
+    "のにはをたがでてとしれさいるもなからこっんりすまくきよあうつだどせそけわみえおちめやろばひねじずごほへふむ"
+    "ーンスルトアイリラクドレジフロシカタムプテコ日本人大国会東京年月生学中出社"
+)
+_COMMON: Final = {
+    "cp949": (
+        "이다는을에의가고하지도로한기사은대를어서리자인시그나아스으정있일수라과해전여부장보제원안것요니게만주선세상"
+        "성신들구오조적면우유동문와계화관국생미공무소러비마았교연영었중물위내경방간회개발람말모습입없년월명실분터음행업"
+    ),
+    "gb18030": (
+        "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里用道行"
+        "所然家种事成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心她本前开但因只从想实日军者意无力它世界谢"
+    ),
+    "big5": (
+        "的一是不了在人有我他這個們中來上大為和國地到以說時要就出會可也你對生能而子那得於著下自之年過發後作裡用道行"
+        "所然家種事成方多經麼去法學如都同現當沒動面起看定天分還進好小部其些主樣理心她本前開但因只從想實日軍者意無力它世界謝"
+    ),
+    "cp932": _JAPANESE,
+    "euc_jp": _JAPANESE,
+}
+"""Encodings of two bytes a character -> characters that are frequent in their language."""
+_PLAIN_SETS: Final = {"cp949": "euc_kr", "gb18030": "gb2312", "big5": "big5", "cp932": "euc_jp", "euc_jp": "euc_jp"}
+"""Encodings -> others, by whose first byte frequent characters are told from rare ones."""
+_FREQUENT_LEADS: Final = {
+    "cp949": (0xB0, 0xC8), "gb18030": (0xB0, 0xD7), "big5": (0xA4, 0xC6), "cp932": (0xA4, 0xCF), "euc_jp": (0xA4, 0xCF),
+}  # fmt: skip
+
+
+_WESTERN: Final = "øèæàåêñœïùãëòìûõðþ"
+_OTHER_LATIN: Final = {"cp1250": "ęłąěřčżśćůńőźűňťďľđ", "cp1254": "ışğ"}
+"""Encodings of Latin letters -> letters that cp1252 has not, as it has its own of ``_WESTERN`` in their places."""
+_IN_BOTH: Final = "šžŠŽ"
+"""Letters that cp1252 and cp1250 have in the same places, and that are frequent in languages of cp1250."""
+_NOT_TURKISH: Final = frozenset("áéíóúæàèÁÉÍÓÚÆ")
+_LEAST_LETTERS: Final = 2
+"""Different letters that tell that a text is not in cp1252: one may be chance, such as the ³ of a cubic metre."""
+
+
+def _latin(sample: bytes) -> str:
+    """Return which encoding a text of Latin letters is in, by those that are not the same in all of them."""
+    western = sample.decode(LAST_RESORT, "replace")
+    best, most = LAST_RESORT, 0.0
+    for encoding, letters in _OTHER_LATIN.items():
+        if encoding == "cp1254" and not _NOT_TURKISH.isdisjoint(western):
+            continue
+        gain, seen = 0.0, set[str]()
+        in_other = sample.decode(encoding, "replace")
+        for before, own, other, after in zip(f" {western}", western, in_other, f"{western[1:]} ", strict=False):
+            if own != other:
+                gain += _latin_rate(other, before, after, letters) - _latin_rate(own, before, after, _WESTERN)
+                seen |= {other.lower()} & set(letters)
+            elif encoding == "cp1250" and own in _IN_BOTH:
+                gain += 1.5
+                seen.add(own.lower())
+        if gain > most and len(seen) >= _LEAST_LETTERS:
+            best, most = encoding, gain
+    return best
+
+
+def _latin_rate(character: str, before: str, after: str, letters: str) -> float:
+    """Return the logarithm of the probability of a character between two others; ``letters`` are the frequent ones."""
+    rank = letters.find(character.lower())
+    if letters is _WESTERN and character in "ìòù" and not after.isalpha():
+        rank = 1  # words of Italian end so
+    is_begun = before > "\x7f" or before.isalpha()
+    is_odd = character.isupper() and before.islower()
+    is_odd = is_odd or (character in "èÈ" and not is_begun and after.isalpha())  # no word of French begins so
+    if rank >= 0 and not is_odd:
+        return -1.4 - 0.12 * rank
+    return -6.0 if is_begun else -4.0 if character.isalpha() else -2.5
+
+
+def _candidates(sample: bytes) -> tuple[str, ...]:
+    """Return which encodings a text may be in: one, if the letters that are frequent in its script tell, also of a few
+    words. Of Latin script is a text with few bytes above 127 in its words."""
+    high = sum(map(len, _HIGH.findall(sample)))
+    words = ((len(word), sum(map(len, _HIGH.findall(word)))) for word in _WORD_OF_HIGH_BYTES.findall(sample))
+    alone = sum(own for size, own in words if own >= _LEAST_WORD and 2 * own >= size)
+    if alone < _SHARE_ALONE * high:
+        return (_latin(sample),)
+    likely = {encoding: _likelihood(sample, encoding) for encoding in (*_LETTERS, *_COMMON)}
+    best = max(likely, key=lambda encoding: likely[encoding])
+    return (best,) if likely[best] > _LIKELY else _IN_USE if likely[best] > _POSSIBLE else (_latin(sample),)
+
+
+def _likelihood(sample: bytes, encoding: str) -> float:
+    """Return how likely text is in an encoding: the logarithm of its probability, for each byte above 127."""
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(sample)  # its last character may be cut
+    except UnicodeDecodeError:
+        return -100.0
+    total, size, before = 0.0, 0, " "
+    for character in text:
+        if character > "\x7f":
+            size += len(character.encode(encoding))
+            total += _rate(character, before, encoding)
+        if (
+            encoding in _LETTERS
+            and (character < "\x80") != (before < "\x80")
+            and _is_letter(character)
+            and _is_letter(before)
+        ):
+            total += _UNLIKELY  # no word has letters of two scripts
+        before = character
+    return total / size - (_OLD if encoding == "koi8_r" else 0.0) if size else -100.0
+
+
+def _rate(character: str, before: str, encoding: str) -> float:
+    """Return the logarithm of the probability of a character after another one."""
+    if encoding in _LETTERS:
+        rank = _LETTERS[encoding].find(character.lower())
+        if rank < 0:
+            return _PUNCTUATION if unicodedata.category(character)[0] in "PZ" else _UNLIKELY
+        fall = _FALL / len(_LETTERS[encoding])
+        is_within = character.isupper() and before > "\x7f"
+        return log(fall) - fall * rank - is_within * (3.0 if before.islower() else 0.5 if before.isupper() else 0.0)
+    if character in _COMMON[encoding]:
+        return -log(2.0 * len(_COMMON[encoding]))
+    if unicodedata.category(character)[0] in "PZ":
+        return _WIDE_PUNCTUATION
+    try:
+        lead = character.encode(_PLAIN_SETS[encoding])[0]
+    except UnicodeEncodeError:
+        return 1.5 * _UNLIKELY
+    first, last = _FREQUENT_LEADS[encoding]
+    return -log(4.0 * 94 * (last - first)) if first <= lead <= last else 1.5 * _UNLIKELY
+
+
+_HIGH: Final = re.compile(rb"[\x80-\xff]+")
+_LEAST_WORD, _SHARE_ALONE = 2, 0.7
+"""Bytes above 127 of a word that has hardly any others, and the share of such words by which a text is not Latin."""
+_PUNCTUATION, _WIDE_PUNCTUATION, _UNLIKELY = -6.0, -8.0, -9.0
+"""Logarithms of the probability of a character that is no letter, and of one that is hardly ever there."""
+_LIKELY, _POSSIBLE, _OLD = -4.6, -5.5, 0.1
+"""Likelihoods from which a guess is taken, or left to charset_normalizer; what KOI8 is less likely, as it is rare."""
+_FALL: Final = 3.3
+"""Logarithm of how much more frequent the first letter of a script is than the last one."""
+
+
+def _is_letter(character: str) -> bool:
+    return unicodedata.category(character)[0] in "LM"
+
+
 def _guess(raw: bytes) -> str:
     """Guess the encoding: the most likely one of those in use, the first if several are equally likely."""
-    from charset_normalizer import from_bytes
-
     first = _NOT_ASCII.search(raw)
     start = max(0, first.start() - _BEFORE_BYTES) if first else 0
     sample = raw[start : start + limits.EXTRACT_SAMPLE_BYTES].replace(b"\0", b"")
-    matches = list(from_bytes(sample, cp_isolation=list(_IN_USE)))
+    encodings = _candidates(_ASCII_RUN.sub(b" ", sample)[:_LETTERS_BYTES])
+    if len(encodings) == 1:
+        return codecs.lookup(encodings[0]).name
+    from charset_normalizer import from_bytes
+
+    matches = list(from_bytes(sample, cp_isolation=list(encodings)))
     if not matches:
         return LAST_RESORT
     least = min(match.chaos for match in matches)
     alike = {name for match in matches if match.chaos <= least for name in match.could_be_from_charset}
-    return codecs.lookup(next((name for name in _IN_USE if name in alike), LAST_RESORT)).name
+    return codecs.lookup(next((name for name in encodings if name in alike), LAST_RESORT)).name

@@ -169,6 +169,8 @@ class _PartReader:
             if not text:
                 raise self._error
             self.unread.add("HTML")
+        if text:
+            self.unread.pop("pictures", None)
         if self._replaced:
             fields["replaced_characters"] = self._replaced
         return Content(text, fields | self.unread.fields, self.attachments)
@@ -260,6 +262,7 @@ class _PartReader:
             self._error = e
             return ""
         if content is not None:
+            self.unread |= dict.fromkeys(content.fields.get("unread", ()))
             self._replaced += content.fields.get("replaced_characters", 0)
             return content.text
         decoded = decode(raw, charset)
@@ -427,7 +430,67 @@ def msg(raw: bytes) -> Content:
         return content
 
 
-class _OutlookStorage:
+class _Properties:
+    """Properties of a message or an attachment of Outlook, by their numbers."""
+
+    def number(self, property_: int) -> int:
+        raise NotImplementedError
+
+    def time(self, property_: int) -> str:
+        """Return a time as ISO 8601; "" if there is none."""
+        raise NotImplementedError
+
+    def bytes_of(self, property_: int) -> bytes:
+        raise NotImplementedError
+
+    def text_of(self, property_: int) -> str:
+        raise NotImplementedError
+
+    def content(self, unread: Unread) -> Content:
+        fields = {
+            "title": one_line(self.text_of(_SUBJECT)),
+            "author": self._sender(),
+            "to": one_line(self.text_of(_TO)),
+            "created": self.time(_SENT) or self.time(_RECEIVED),
+        }
+        class_ = self.text_of(_CLASS).lower()
+        for begin, what in _OTHER_CLASSES:
+            if class_.startswith(begin):
+                unread.add(what)
+        return Content(self._body(unread), {name: value for name, value in fields.items() if value})
+
+    def _sender(self) -> str:
+        name = one_line(self.text_of(_SENDER_NAME) or self.text_of(_REPRESENTED_NAME))
+        address = one_line(self.text_of(_SENDER_SMTP) or self.text_of(_SENDER_ADDRESS))
+        if "@" not in address or address == name:  # an address inside an organisation says nothing
+            return name
+        return f"{name} <{address}>" if name else address
+
+    def _body(self, unread: Unread) -> str:
+        plain = self.text_of(_BODY)
+        if page := self.bytes_of(_HTML):
+            content = html(page, self._html_charset())
+        else:
+            content = html(self.text_of(_HTML).encode("utf-8", "replace"), "utf-8")
+        rich = content.text
+        if not plain.strip():
+            unread |= dict.fromkeys(content.fields.get("unread", ()))
+        if not plain.strip() and not rich and (packed := self.bytes_of(_RTF)):
+            rich = _rich_text(packed, unread)
+        return fuller_text(plain, rich)
+
+    def _html_charset(self) -> str:
+        number = self.number(_INTERNET_CODE_PAGE)
+        return {0: "", 65001: "utf-8", 20127: ""}.get(number, f"cp{number}")
+
+    @property
+    def file_name(self) -> str:
+        return next(
+            (name for each in (_FILE_NAME, _SHORT_FILE_NAME, _NAME) if (name := one_line(self.text_of(each)))), ""
+        )
+
+
+class _OutlookStorage(_Properties):
     """A message or an attachment in a compound file.
 
     Args:
@@ -471,13 +534,7 @@ class _OutlookStorage:
         return int(struct.unpack("<i", value[:4])[0]) if len(value) >= 4 else 0
 
     def time(self, property_: int) -> str:
-        """Return a time as ISO 8601; "" if there is none."""
-        value = self._values.get(property_, b"")
-        ticks = struct.unpack("<Q", value)[0] if len(value) == 8 else 0
-        try:
-            return format_time(_EPOCH + timedelta(microseconds=ticks // 10)) if ticks else ""
-        except OverflowError:
-            return ""
+        return _time(self._values.get(property_, b""))
 
     def bytes_of(self, property_: int) -> bytes:
         return self._stream(f"__SUBSTG1.0_{property_:04X}{_BINARY}")
@@ -489,47 +546,12 @@ class _OutlookStorage:
             return self._stream(f"{name}{_TEXT}").decode("utf-16-le", "replace").rstrip("\0")
         return decode(self._stream(f"{name}{_OLD_TEXT}").rstrip(b"\0"), self._code_page).text
 
-    def content(self, unread: Unread) -> Content:
-        fields = {
-            "title": one_line(self.text_of(_SUBJECT)),
-            "author": self._sender(),
-            "to": one_line(self.text_of(_TO)),
-            "created": self.time(_SENT) or self.time(_RECEIVED),
-        }
-        class_ = self.text_of(_CLASS).lower()
-        for begin, what in _OTHER_CLASSES:
-            if class_.startswith(begin):
-                unread.add(what)
-        return Content(self._body(unread), {name: value for name, value in fields.items() if value})
-
-    def _sender(self) -> str:
-        name = one_line(self.text_of(_SENDER_NAME) or self.text_of(_REPRESENTED_NAME))
-        address = one_line(self.text_of(_SENDER_SMTP) or self.text_of(_SENDER_ADDRESS))
-        if "@" not in address or address == name:  # an address inside an organisation says nothing
-            return name
-        return f"{name} <{address}>" if name else address
-
-    def _body(self, unread: Unread) -> str:
-        plain = self.text_of(_BODY)
-        page = self.bytes_of(_HTML)
-        rich = html(page, self._html_charset()).text if page else ""
-        if not rich and (page_text := self.text_of(_HTML)):
-            rich = html(page_text.encode("utf-8", "replace"), "utf-8").text
-        if not plain.strip() and not rich and (packed := self.bytes_of(_RTF)):
-            rich = _rich_text(packed, unread)
-        return fuller_text(plain, rich)
-
-    def _html_charset(self) -> str:
-        number = self.number(_INTERNET_CODE_PAGE)
-        return {0: "", 65001: "utf-8", 20127: ""}.get(number, f"cp{number}")
-
     def attachments(self, unread: Unread, depth: int) -> Iterator[Attachment]:
         """Yield the attachments, but for pictures that the text shows."""
         for name in sorted(self._streams):
             if not name.startswith("__ATTACH_VERSION1.0_"):
                 continue
             each = _OutlookStorage(self._ole, self._streams[name], _HEADER_BYTES["__attach"], self._code_page)
-            file_name = next((n for p in (_FILE_NAME, _SHORT_FILE_NAME, _NAME) if (n := one_line(each.text_of(p)))), "")
             kind = one_line(each.text_of(_MIME_TYPE)).lower()
             method, data = each.number(_METHOD), each.bytes_of(_DATA)
             if f"__SUBSTG1.0_{_DATA:04X}{_OBJECT}" in each._streams:
@@ -540,7 +562,7 @@ class _OutlookStorage:
             elif method in _LINKED:
                 unread.add("linked files")
             elif not (kind.startswith("image/") and each.text_of(_CONTENT_ID)):
-                yield Attachment(file_name, data, kind)
+                yield Attachment(each.file_name, data, kind)
 
     def _embedded_mail(self, unread: Unread, depth: int) -> bytes:
         """Return the message in this attachment as an e-mail."""
@@ -570,8 +592,133 @@ def _rich_text(packed: bytes, unread: Unread) -> str:
     if len(packed) < 16 or struct.unpack_from("<I", packed, 4)[0] > limits.EXTRACT_PART_BYTES:
         unread.add("text")
         return ""
-    return rtf(compressed_rtf.decompress(packed)).text
+    content = rtf(compressed_rtf.decompress(packed))
+    unread |= dict.fromkeys(content.fields.get("unread", ()))
+    return content.text
 
 
 _STREAM: Final = 2
 """olefile's type of a stream."""
+
+
+# Attachments in which Outlook packs those of a mail to a program that it takes for its own: winmail.dat ([MS-OXTNEF]).
+
+_ATTRIBUTE: Final = struct.Struct("<BII")
+"""Beginning of an attribute: of the message or of an attachment, its number and type, its length."""
+_CHECKSUM_BYTES: Final = 2
+_TNEF_SUBJECT, _TNEF_BODY, _TNEF_CODE_PAGE, _TNEF_PROPERTIES = 0x8004, 0x800C, 0x9007, 0x9003
+_TNEF_BEGIN, _TNEF_NAME, _TNEF_DATA, _TNEF_ATTACHED = 0x9002, 0x8010, 0x800F, 0x9005
+"""Numbers of attributes: where an attachment begins, its name, its content, its properties."""
+_TNEF_OF_MESSAGE: Final = {_TNEF_SUBJECT: _SUBJECT, _TNEF_BODY: _BODY}
+_TNEF_OF_ATTACHMENT: Final = {_TNEF_NAME: _SHORT_FILE_NAME, _TNEF_DATA: _DATA}
+
+_FIXED_BYTES: Final = {
+    0x02: 4, 0x03: 4, 0x04: 4, 0x05: 8, 0x06: 8, 0x07: 8, 0x0A: 4, 0x0B: 4, 0x14: 8, 0x40: 8, 0x48: 16,
+}  # fmt: skip
+"""Types of properties -> bytes that they have there."""
+_SEVERAL: Final = 0x1000
+_OBJECT_ID_BYTES: Final = 16
+
+
+class _TnefProperties(_Properties):
+    """Properties in a winmail.dat: number -> type and value."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, tuple[int, bytes]] = {}
+        self.code_page = ""
+
+    def number(self, property_: int) -> int:
+        value = self.bytes_of(property_)
+        return int(struct.unpack("<i", value[:4])[0]) if len(value) >= 4 else 0
+
+    def time(self, property_: int) -> str:
+        return _time(self.bytes_of(property_))
+
+    def bytes_of(self, property_: int) -> bytes:
+        type_, value = self.values.get(property_, (0, b""))
+        return value if f"{type_:04X}" not in (_TEXT, _OLD_TEXT) else b""
+
+    def text_of(self, property_: int) -> str:
+        type_, value = self.values.get(property_, (0, b""))
+        if f"{type_:04X}" == _TEXT:
+            return value.decode("utf-16-le", "replace").rstrip("\0")
+        return decode(value.rstrip(b"\0"), self.code_page).text if f"{type_:04X}" == _OLD_TEXT else ""
+
+    def add_all(self, raw: bytes) -> None:
+        """Add a list of properties; one that breaks off is read as far as it goes."""
+        at, left = 4, struct.unpack_from("<I", raw)[0]
+        while left > 0 and at + 4 <= len(raw):
+            left -= 1
+            type_, number = struct.unpack_from("<HH", raw, at)
+            at += 4
+            if number & 0x8000:  # it has a name
+                kind, size = struct.unpack_from("<II", raw, at + 16)
+                at += 24 + (-(-size // 4) * 4 if kind else 0)
+            plain_type = type_ & ~_SEVERAL
+            count, fixed = 1, _FIXED_BYTES.get(plain_type, 0)
+            if type_ & _SEVERAL or not fixed:
+                count = struct.unpack_from("<I", raw, at)[0]
+                at += 4
+            for n in range(min(count, len(raw))):
+                size = fixed
+                if not fixed:
+                    size = struct.unpack_from("<I", raw, at)[0]
+                    at += 4
+                if not n:
+                    self.values[number] = plain_type, raw[at : at + size]
+                at += -(-size // 4) * 4
+                if at > len(raw):
+                    break
+
+
+def tnef(raw: bytes) -> Content:
+    """Read what Outlook has packed into a winmail.dat: the text of its mail; attachments as parts."""
+    unread = Unread()
+    message, files = _TnefProperties(), list[_TnefProperties]()
+    for number, content in _tnef_attributes(raw):
+        if number == _TNEF_CODE_PAGE and len(content) >= 4:
+            message.code_page = f"cp{struct.unpack_from('<I', content)[0]}"
+        elif number in _TNEF_OF_MESSAGE:
+            message.values.setdefault(_TNEF_OF_MESSAGE[number], (0x1E, content))
+        elif number == _TNEF_PROPERTIES:
+            message.add_all(content)
+        elif number == _TNEF_BEGIN:
+            files.append(_TnefProperties())
+            files[-1].code_page = message.code_page
+        elif files and number == _TNEF_ATTACHED:
+            files[-1].add_all(content)
+        elif files and number in _TNEF_OF_ATTACHMENT:
+            type_ = 0x1E if number == _TNEF_NAME else 0x102
+            files[-1].values.setdefault(_TNEF_OF_ATTACHMENT[number], (type_, content))
+    content = message.content(unread)
+    for each in files:
+        data = each.bytes_of(_DATA)
+        if each.number(_METHOD) == _EMBEDDED_MESSAGE:
+            content.parts.append(Attachment("", data[_OBJECT_ID_BYTES:]))
+        elif each.number(_METHOD) in _LINKED:
+            unread.add("linked files")
+        elif data:
+            content.parts.append(Attachment(each.file_name, data, one_line(each.text_of(_MIME_TYPE)).lower()))
+    content.fields |= unread.fields
+    return content
+
+
+def _tnef_attributes(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the attributes of a winmail.dat: their numbers and contents."""
+    at = 6  # its mark, and a number that says nothing
+    while at + _ATTRIBUTE.size <= len(raw):
+        _, number, size = _ATTRIBUTE.unpack_from(raw, at)
+        at += _ATTRIBUTE.size
+        if size > len(raw) - at:
+            raise Unreadable("it breaks off. Send it again")
+        yield number & 0xFFFF, raw[at : at + size]
+        at += size + _CHECKSUM_BYTES
+
+
+def _time(ticks: bytes) -> str:
+    """Return a time of Windows as ISO 8601; "" if there is none."""
+    count = struct.unpack("<Q", ticks)[0] if len(ticks) == 8 else 0
+    try:
+        return format_time(_EPOCH + timedelta(microseconds=count // 10)) if count else ""
+    except OverflowError:
+        return ""

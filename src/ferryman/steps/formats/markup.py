@@ -8,14 +8,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from ferryman.steps.formats import Content, Unreadable, iso_date, one_line
+from ferryman import limits
+from ferryman.steps.formats import Content, Unread, Unreadable, iso_date, one_line
 from ferryman.steps.formats.charsets import decode
+from ferryman.steps.formats.numbering import HTML_LISTS, HtmlLists
 from ferryman.steps.formats.office import Package, dublin_core_fields, local_name, parse_xml
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
 
-_UNSEEN: Final = frozenset({"script", "style", "template", "head", "noscript", "svg", "math", "iframe", "object"})
+_UNSEEN: Final = frozenset(
+    {"script", "style", "template", "head", "noscript", "iframe", "object"}
+    | {"title", "desc", "metadata", "defs", "annotation", "annotation-xml"}  # of drawings and formulas
+)
 _BLOCKS: Final = frozenset(
     {
         "address",
@@ -52,7 +57,8 @@ _BLOCKS: Final = frozenset(
         "ul",
     }
 )
-_LINES: Final = frozenset({"li", "tr", "option", "caption"})
+_LINES: Final = frozenset({"li", "tr", "option", "caption", "text"})
+"""Elements that are lines; the last one is of drawings (SVG)."""
 _CELLS: Final = frozenset({"td", "th"})
 
 _HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
@@ -60,6 +66,8 @@ _HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
 _BLANKS: Final = re.compile(r"[ \t\r\n\f]++")
 _SPACES: Final = re.compile(r" {2,}+")
 _GAP: Final = re.compile(r" ?[\r\n][ \r\n]*+")
+_LONG_TAG: Final = re.compile(r"<[A-Za-z][^<>]{50000,}")
+_QUOTED: Final = re.compile(r"\"[^\"]*+\"|'[^']*+'")
 _STATED_CHARSET: Final = re.compile(
     rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*+=\s*+["']?+\s*+([\w.:-]{1,40})""", re.IGNORECASE
 )
@@ -95,6 +103,8 @@ def html(raw: bytes, declared: str = "") -> Content:
     text = _MARKS.sub("", decoded.text)
     if not text.strip():
         return Content("", decoded.fields)
+    if any(len(_QUOTED.sub("", tag[0]).split()) > limits.EXTRACT_ATTRIBUTES for tag in _LONG_TAG.finditer(text)):
+        raise Unreadable(f"an element has more than {limits.EXTRACT_ATTRIBUTES} attributes. Correct it")
     try:
         parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)  # else deeply nested text would be lost
         root: Any = lxml.html.document_fromstring(_DECLARATION.sub("", text), parser=parser)
@@ -113,6 +123,8 @@ def html(raw: bytes, declared: str = "") -> Content:
     fields["title"] = one_line(title.text_content() if title is not None else "") or fields.get("title", "")
     fields["language"] = one_line(root.get("lang"))
     visible, outline = visible_text(root)
+    if not visible and next(root.iter("img", "image", "picture"), None) is not None:
+        fields["unread"] = ["pictures"]
     return Content(visible, {name: value for name, value in fields.items() if value}, outline=outline)
 
 
@@ -169,7 +181,13 @@ def epub(raw: bytes) -> Content:
         posixpath.normpath(posixpath.join(folder, unquote(hrefs.get(ref.get("idref", ""), ""))))
         for ref in book.iter("{*}itemref")
     ]
-    chapters = [html(package.read(part)) for part in parts if part in package]
+    unread = Unread()
+    chapters = []
+    for part in parts:
+        if part in package:
+            chapters.append(html(package.read(part)))
+        else:
+            unread.add("chapters")
     fields = dublin_core_fields(book)
     if "modified" in fields:
         fields["created"] = fields.pop("modified")  # its date is that of publication
@@ -177,7 +195,13 @@ def epub(raw: bytes) -> Content:
     if modified_date := iso_date(modified):
         fields["modified"] = modified_date
     outline = [heading for chapter in chapters for heading in chapter.outline]
-    return Content("\n\n".join(each.text for each in chapters if each.text), fields, outline=outline)
+    replaced = sum(chapter.fields.get("replaced_characters", 0) for chapter in chapters)
+    if replaced:
+        fields["replaced_characters"] = replaced
+    text = "\n\n".join(each.text for each in chapters if each.text)
+    if not text and any("pictures" in each.fields.get("unread", ()) for each in chapters):
+        unread.add("pictures")
+    return Content(text, fields | unread.fields, outline=outline)
 
 
 def visible_text(root: _Element) -> tuple[str, list[tuple[int, str]]]:
@@ -219,6 +243,7 @@ def _pieces(root: _Element) -> Iterator[str]:
     from lxml import etree
 
     pre_depth = 0
+    lists = HtmlLists()
     walk = etree.iterwalk(root, events=("start", "end", "comment", "pi"))
     for event, element in walk:
         name = local_name(element)
@@ -235,18 +260,24 @@ def _pieces(root: _Element) -> Iterator[str]:
             elif name in _HEADINGS:
                 yield chr(_HEADING_0 + _HEADINGS[name])
             pre_depth += name == "pre"
+            if name in HTML_LISTS:
+                lists.begin(name, element)
             if element.text:
-                yield _collapse(element.text, pre_depth > 0)
+                text = _collapse(element.text, pre_depth > 0)
+                yield lists.with_label(text) if lists.label else text
         else:
             if event == "end" and name not in _UNSEEN:
                 pre_depth -= name == "pre"
+                if name in HTML_LISTS:
+                    yield lists.end(name)
                 if name in _HEADINGS:
                     yield _HEADING_END
                 elif name == "tr":
                     yield _ROW_END
                 yield "\n" if name == "br" else _separator(name)
             if element.tail and element is not root:
-                yield _collapse(element.tail, pre_depth > 0)
+                text = _collapse(element.tail, pre_depth > 0)
+                yield lists.with_label(text) if lists.label else text
 
 
 def _separator(name: str) -> str:

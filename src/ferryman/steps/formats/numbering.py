@@ -1,6 +1,6 @@
-"""Numbers that word processors show before paragraphs, and that are not in their text: of lists and of headings.
+"""Numbers that are shown before paragraphs, and that are not in their text: of lists and of headings.
 
-They follow from styles and lists, which DOCX keeps in parts of their own (``styles.xml``, ``numbering.xml``). Bullets
+In DOCX they follow from styles and lists, which are parts of their own (``styles.xml``, ``numbering.xml``). Bullets
 are left out: they say nothing.
 """
 
@@ -171,7 +171,8 @@ class _OdfLevel(NamedTuple):
     shown: int
 
 
-_ODF_FORMATS: Final = {"1": "decimal", "a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+_FORMATS: Final = {"1": "decimal", "a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+"""Formats of OpenDocument and HTML, in the words of WordprocessingML."""
 
 
 class OdfLists:
@@ -231,12 +232,12 @@ def _count_up(counts: dict[int, int], levels: dict[int, _OdfLevel], level: int, 
     counts[level] = start if start is not None else counts[level] + 1 if level in counts else first
     for deeper in [each for each in counts if each > level]:
         del counts[deeper]
-    if own is None or own.format not in _ODF_FORMATS:
+    if own is None or own.format not in _FORMATS:
         return ""
     numbers = []
     for number in range(max(1, level - own.shown + 1), level + 1):
-        if (each := levels.get(number)) is not None and each.format in _ODF_FORMATS:
-            numbers.append(format_number(counts.get(number, each.start), _ODF_FORMATS[each.format]))
+        if (each := levels.get(number)) is not None and each.format in _FORMATS:
+            numbers.append(format_number(counts.get(number, each.start), _FORMATS[each.format]))
     return f"{own.prefix}{'.'.join(numbers)}{own.suffix}".strip()
 
 
@@ -248,6 +249,145 @@ def _odf_levels(style: _Element) -> Iterator[tuple[int, _OdfLevel]]:
             shown = _integer(_attribute(each, "display-levels")) or 1
             format_ = _attribute(each, "num-format")
             yield level, _OdfLevel(1 if start is None else start, format_, prefix, suffix, shown)
+
+
+class SlideParagraphs:
+    """Numbered paragraphs of slides: each shape counts for itself."""
+
+    def __init__(self) -> None:
+        self._shape: _Element | None = None
+        self._counts: dict[int, tuple[str, int]] = {}
+        """Level -> format and number of its last paragraph."""
+
+    def describe(self, paragraph: _Element) -> tuple[str, int]:
+        """Return the number that is shown before a paragraph, "" for none, and 0: slides have no outline.
+
+        To be called for each paragraph, in their order.
+        """
+        shape = paragraph.getparent()
+        if shape is not self._shape:
+            self._shape, self._counts = shape, {}
+        if not any(each.text for each in paragraph.iter("{*}t")):  # shows no number
+            return "", 0
+        properties = _child(paragraph, "pPr")
+        level = _integer("" if properties is None else _attribute(properties, "lvl")) or 0
+        for deeper in [each for each in self._counts if each > level]:
+            del self._counts[deeper]
+        style = None if shape is None else _child(_child(shape, "lstStyle"), f"lvl{level + 1}pPr")
+        own = next((each for each in (properties, style) if _is_marked(each)), None)
+        numbered = _child(own, "buAutoNum")
+        if numbered is None:
+            self._counts.pop(level, None)
+            return "", 0
+        format_, start = _attribute(numbered, "type"), _integer(_attribute(numbered, "startAt"))
+        before, number = self._counts.get(level, ("", 0))
+        number = number + 1 if before == f"{format_} {start}" else 1 if start is None else start
+        self._counts[level] = f"{format_} {start}", number
+        return _slide_number(number, format_), 0
+
+
+_MARKERS: Final = ("buAutoNum", "buChar", "buNone", "buBlip")
+
+
+def _is_marked(properties: _Element | None) -> bool:
+    """Return whether properties of a paragraph say what stands before it."""
+    return any(_child(properties, name) is not None for name in _MARKERS)
+
+
+_SLIDE_FORMATS: Final = {"alphaLc": "a", "alphaUc": "A", "romanLc": "i", "romanUc": "I"}
+_SLIDE_ENDS: Final = {"ParenBoth": "({})", "ParenR": "{})", "Plain": "{}"}
+
+
+def _slide_number(number: int, format_: str) -> str:
+    """Return a number as a slide shows it; ``format_`` is such as ``alphaLcParenR``. Digits of other scripts are
+    ours."""
+    digits = next((name for begin, name in _SLIDE_FORMATS.items() if format_.startswith(begin)), "1")
+    shown = next((shown for end, shown in _SLIDE_ENDS.items() if format_.endswith(end)), "{}.")
+    return shown.format(format_number(number, _FORMATS[digits]))
+
+
+HTML_LISTS: Final = frozenset({"ol", "ul", "menu", "li"})
+"""Elements of lists in HTML."""
+
+_UNMARKED: Final = re.compile(r"list-style(?:-type)?\s*+:[^;]*?\bnone\b", re.IGNORECASE)
+_STYLE_CHARACTERS: Final = 1024
+
+
+class HtmlLists:
+    """Lists of a page.
+
+    Attributes:
+        label: numbers of items of which no text has come yet, with a blank behind each.
+    """
+
+    def __init__(self) -> None:
+        self.label = ""
+        self._open: list[_HtmlList] = []
+
+    def begin(self, name: str, element: _Element) -> None:
+        """Enter a list, or an item of the list entered last."""
+        if name != "li":
+            start, is_reversed = _signed(element.get("start")), element.get("reversed") is not None
+            if start is None:
+                start = sum(1 for _ in element.iterchildren("li")) if is_reversed else 1
+            format_ = element.get("type") or "1"
+            is_numbered = name == "ol" and not _UNMARKED.search((element.get("style") or "")[:_STYLE_CHARACTERS])
+            self._open.append(_HtmlList(format_ if is_numbered else "", start, -1 if is_reversed else 1))
+        elif self._open and (list_ := self._open[-1]).format:
+            number = _signed(element.get("value"))
+            number = list_.next if number is None else number
+            self._open[-1] = list_._replace(next=number + list_.step)
+            self.label += f"{_html_number(number, element.get('type') or list_.format)}. "
+
+    def end(self, name: str) -> str:
+        """Leave a list or an item; return the number of an item without text."""
+        label = ""
+        if name == "li":
+            label, self.label = self.label, ""
+        elif self._open:
+            self._open.pop()
+        return label
+
+    def with_label(self, text: str) -> str:
+        """Return text with the numbers that stand before it, if anything of it is seen."""
+        if not text.strip():
+            return text
+        label, self.label = self.label, ""
+        return label + text.lstrip(" ")
+
+
+class _HtmlList(NamedTuple):
+    """A list of a page.
+
+    Attributes:
+        format: "1", "a", "A", "i", "I"; "" shows no number.
+    """
+
+    format: str
+    next: int
+    step: int
+
+
+def _html_number(number: int, format_: str) -> str:
+    if format_ in ("a", "A") and number > 0:
+        return letters_of(number) if format_ == "A" else letters_of(number).lower()
+    return format_number(number, _FORMATS.get(format_, "decimal"))
+
+
+def _signed(text: str | None) -> int | None:
+    """Return an integer, that may be negative; None for anything else."""
+    text = (text or "").strip()
+    number = _integer(text.removeprefix("-"))
+    return number if number is None or not text.startswith("-") else -number
+
+
+def letters_of(number: int) -> str:
+    """Return a number above 0 as letters, as the columns of a sheet have: 1 is A, 26 Z, 27 AA."""
+    letters = ""
+    while number:
+        number, letter = divmod(number - 1, 26)
+        letters = chr(ord("A") + letter) + letters
+    return letters
 
 
 def format_number(number: int, format_: str) -> str:

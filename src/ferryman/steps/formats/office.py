@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from urllib.parse import unquote
@@ -30,7 +30,7 @@ from ferryman.steps.formats import (
     load_reader,
     one_line,
 )
-from ferryman.steps.formats.numbering import OdfLists, WordParagraphs
+from ferryman.steps.formats.numbering import OdfLists, SlideParagraphs, WordParagraphs, letters_of
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -106,7 +106,7 @@ def pptx(raw: bytes) -> Content:
         if slide not in package:
             unread.add("slides")
             continue
-        texts.append(OfficePart(package, slide, unread).text())
+        texts.append(OfficePart(package, slide, unread, numbers=SlideParagraphs()).text())
         for each in package.relations(slide):
             if each.target not in package:
                 continue
@@ -179,7 +179,7 @@ class OfficePart:
     Args:
         unread: where what is left out is added.
         depth: number of parts that this one is inserted into.
-        word: styles and lists of its paragraphs.
+        numbers: what tells the numbers of its paragraphs.
 
     Attributes:
         outline: level and first line of each heading that was read so far, but those in tables.
@@ -188,10 +188,15 @@ class OfficePart:
     is_odf: ClassVar[bool] = False
 
     def __init__(
-        self, package: Package, name: str, unread: Unread, depth: int = 0, word: WordParagraphs | None = None
+        self,
+        package: Package,
+        name: str,
+        unread: Unread,
+        depth: int = 0,
+        numbers: WordParagraphs | SlideParagraphs | None = None,
     ) -> None:
         self._package, self._name, self._unread, self._depth = package, name, unread, depth
-        self._word = word
+        self._numbers = numbers
         self._cell_depth = 0
         self.outline: list[tuple[int, str]] = []
         self._relations = {each.id: each for each in package.relations(name)}
@@ -225,6 +230,8 @@ class OfficePart:
                     yield table
             case "altChunk" | "chart" | "relIds" | "textpath" as kind:
                 yield from self._insertion(kind, element)
+            case "object" | "object-ole" if self.is_odf and relation_id(element, "href"):
+                self._unread.add("embedded files")
             case "":
                 return
             case _:
@@ -307,7 +314,7 @@ class OfficePart:
 
     def _describe(self, element: _Element) -> tuple[str, int]:
         """Return the number that is shown before a paragraph, and its level in the outline, 0 for none."""
-        return ("", 0) if self._word is None else self._word.describe(element)
+        return ("", 0) if self._numbers is None else self._numbers.describe(element)
 
     def _anchored(self, element: _Element) -> Iterator[str]:
         yield from self._block(element) if local_name(element) in _INSERTIONS else self._blocks(element)
@@ -334,9 +341,11 @@ class OfficePart:
                     anchored.append(each)
                 case "altChunk" | "chart" | "relIds" | "textpath":
                     anchored.append(each)
-                case "object" if self.is_odf:
+                case "object" | "object-ole" if self.is_odf and relation_id(each, "href"):
                     self._unread.add("embedded files")
                 case "pPr" | "rPr" | "note-citation" | "":
+                    pass
+                case "r" if _is_hidden(each):
                     pass
                 case _:
                     yield from self._runs(each, anchored)
@@ -365,6 +374,14 @@ _OUTLINE: Final = 10
 
 _SPACES: Final = 9999
 """Most spaces that one element may stand for: no line has ten thousand."""
+
+
+def _is_hidden(run: _Element) -> bool:
+    """Return whether a run of Word is hidden text, which is neither shown nor printed."""
+    if not len(run) or local_name(run[0]) != "rPr":
+        return False
+    hiding = next(run[0].iterchildren("{*}vanish"), None)
+    return hiding is not None and relation_id(hiding, "val") not in ("0", "false", "off")
 
 
 def _unescape(element: _Element) -> str:
@@ -533,11 +550,11 @@ class _OdfPart(OfficePart):
         return in_row(next((value for name in values if (value := relation_id(cell, name))), ""))
 
     def _cell_comments(self, row: _Element, number: int) -> Iterator[str]:
-        column = 0
+        column = 1
         for cell in _nearest(row, _CELLS):
             for comment in cell.iter("{*}annotation"):
                 if text := in_row(" ".join(self._blocks(comment))):
-                    yield f"{_column_letters(column)}{number}: {text}"
+                    yield f"{letters_of(column)}{number}: {text}"
             column += _count(cell, "number-columns-repeated", limit=10**_DIGITS)
 
     def _spend(self, cells: int, characters: int) -> None:
@@ -565,16 +582,6 @@ def _strip_fields(paragraph: _Element) -> None:
     etree.strip_elements(paragraph, *names, with_tail=False)
     if len(re.findall(r"\w+", "".join(map(str, paragraph.itertext())))) <= 1:
         paragraph.clear()
-
-
-def _column_letters(number: int) -> str:
-    """Return a column's letters: 0 is A, 26 AA."""
-    letters = ""
-    number += 1
-    while number:
-        number, letter = divmod(number - 1, 26)
-        letters = chr(65 + letter) + letters
-    return letters
 
 
 # Packages: formats that are zip archives inside, such as DOCX, ODT, EPUB.
@@ -656,6 +663,15 @@ class Package:
                 f"its part {name} unpacks to {info.file_size} bytes, more than {limits.EXTRACT_PART_BYTES}. Split it"
             )
         return self._zip.read(info)
+
+    def replace(self, parts: Mapping[str, bytes]) -> bytes:
+        """Return the package with other content of some parts, by their names in lower case; without pictures."""
+        out = BytesIO()
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            for name, info in self._infos.items():
+                if "media/" not in name:
+                    archive.writestr(info.filename, parts[name] if name in parts else self.read(name))
+        return out.getvalue()
 
     def relations(self, part: str) -> list[Relation]:
         """Return what a part of an Office file refers to inside the package; "" is the package itself."""

@@ -209,17 +209,17 @@ class _Book:
         import pypdfium2
 
         try:
-            file = open_file()
+            file, size = open_file(), ctypes.c_ulong()
+            self._pdfium.FPDFAttachment_GetFile(file.raw, None, 0, ctypes.byref(size))
+            if size.value > self._bytes_left:  # no copy of what is too large
+                self.unread.add("embedded files")
+                return
             entry = one_line(file.get_name()), bytes(file.get_data())
         except pypdfium2.PdfiumError:
             self.unread.add("embedded files")
             return
-        if entry in self._files:
-            return
-        self._bytes_left -= len(entry[1])
-        if self._bytes_left < 0:
-            self.unread.add("embedded files")
-        else:
+        if entry not in self._files:
+            self._bytes_left -= len(entry[1])
             self._files[entry] = None
 
     def _embed_from(self, annotation: Any) -> None:

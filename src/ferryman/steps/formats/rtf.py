@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from ferryman.steps.formats import Content, iso_date, one_line
+from ferryman.steps.formats import Content, Unread, iso_date, one_line
 from ferryman.steps.formats.charsets import LAST_RESORT, python_name
 
 _TOKEN: Final = re.compile(
     rb"([^\\{}\r\n]++)|\\'([0-9a-fA-F]{2})|([{}])|\\([a-zA-Z]{1,32})(-?\d{1,10})? ?|\\([^a-zA-Z])|[\r\n]++|\\",
     re.DOTALL,
 )
+_MORE: Final = re.compile(rb"[\s\0]*+[^{}\s\0][^}]*+\}")
+"""End of a document that an unmatched brace seemed to have ended before."""
 _TEXT, _HEX, _BRACE, _WORD, _NUMBER, _SIGN = range(1, 7)
 """Groups of a token, of which its last one says what it is."""
 _LINK: Final = re.compile(r"HYPERLINK\s++\"((?:https?|ftp|mailto):[^\"\s]{1,2000})")
@@ -74,6 +76,8 @@ class _Reader:
         self.info: dict[str, list[str]] = {"title": [], "author": []}
         self.dates: dict[str, dict[str, int]] = {}
         self.replaced = 0
+        self.unread = Unread()
+        self.has_pictures = False
         self._groups: list[tuple[Any, ...]] = []
         """States of the groups around the current one, which come back at its end."""
         self._fonts: dict[int, str] = {}
@@ -108,6 +112,8 @@ class _Reader:
                 elif kind == _HEX:
                     self._text(bytes.fromhex(token[_HEX].decode()))
                 elif kind == _BRACE:
+                    if token[_BRACE] == b"}" and len(self._groups) == 1 and _MORE.match(raw, token.end()):
+                        continue  # one that no group has: the document goes on
                     self._brace(token[_BRACE])
                     if not self._groups:
                         start = len(raw)  # what follows is not part of the document
@@ -192,6 +198,8 @@ class _Reader:
         self._skip = 0
         if self._starred:
             self._starred = False
+            if word == "objdata":
+                self.unread.add("embedded files")
             if word not in _READ_IF_STARRED:
                 self._flush()
                 self._sink = None
@@ -253,6 +261,9 @@ class _Reader:
         elif word in _DATES:
             self._date = self.dates.setdefault(_DATES[word], {})
         elif word in _SKIPPED or word in self.info:
+            self.has_pictures = self.has_pictures or word == "pict"
+            if word == "objdata":
+                self.unread.add("embedded files")
             self._flush()
             self._sink, self._name = None, word
         elif word == "upr":
@@ -278,7 +289,9 @@ def rtf(raw: bytes) -> Content:
     fields |= {name: _moment(numbers) for name, numbers in reader.dates.items()}
     fields["replaced_characters"] = reader.replaced
     text = "\n\n".join(dict.fromkeys(part for part in parts if part))  # headers stand there once for each section
-    return Content(text, {name: value for name, value in fields.items() if value})
+    if not text and reader.has_pictures:
+        reader.unread.add("pictures")
+    return Content(text, {name: value for name, value in fields.items() if value} | reader.unread.fields)
 
 
 def _moment(parts: dict[str, int]) -> str:

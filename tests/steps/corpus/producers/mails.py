@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import quopri
+import struct
 from typing import Final
 
 from tests.steps.corpus.producers import Sample
@@ -133,11 +134,45 @@ def chrome() -> bytes:
     return (head + saved).encode()
 
 
+def winmail() -> bytes:
+    """What Outlook packs text and attachments into, for a program that it takes for its own: winmail.dat."""
+
+    def attribute(number: int, content: bytes, level: int = 1) -> bytes:
+        return struct.pack("<BII", level, number, len(content)) + content + struct.pack("<H", sum(content) & 0xFFFF)
+
+    def properties(*listed: tuple[int, int, bytes]) -> bytes:
+        each = (
+            struct.pack("<HHII", type_, number, 1, len(value)) + value.ljust(-(-len(value) // 4) * 4, b"\0")
+            for type_, number, value in listed
+        )
+        return struct.pack("<I", len(listed)) + b"".join(each)
+
+    html = "<html><body><p>Dear Bob,</p><p>The ferry leaves at nine…</p></body></html>".encode()
+    title = "Sailing on Monday\0".encode("utf-16-le")
+    return (
+        struct.pack("<IH", 0x223E9F78, 0x695E)
+        + attribute(0x00089006, struct.pack("<I", 0x10000))
+        + attribute(0x00069007, struct.pack("<II", 1252, 0))
+        + attribute(0x00069003, properties((0x1F, 0x0037, title), (0x102, 0x1013, html)))
+        + attribute(0x00069002, struct.pack("<HIHHI", 1, 0xFFFFFFFF, 0, 0, 0), 2)
+        + attribute(0x00018010, b"TIMES~1.DOC\0", 2)
+        + attribute(0x0006800F, google_docs(), 2)
+        + attribute(0x00069005, properties((0x1F, 0x3707, "times.docx\0".encode("utf-16-le"))), 2)
+    )
+
+
 def samples() -> list[Sample]:
     times = "Harbour Le bac part à neuf heures 🚢. Horaires first line second line Port Heure Ostende 9 h"
     return [
         Sample(
             "outlook.eml", "Outlook", outlook(), f"Dear Bob, The ferry leaves at nine… {times}", f"{SEEN} times.docx"
+        ),
+        Sample(
+            "winmail.dat",
+            "Outlook",
+            winmail(),
+            f"Dear Bob, The ferry leaves at nine… {times}",
+            "Sailing on Monday times.docx",
         ),
         Sample(
             "thunderbird.eml",

@@ -253,6 +253,70 @@ def numbers() -> bytes:
     return corpus.zipped(parts)
 
 
+def google_sheets() -> bytes:
+    """Formats of its own, also for money; an index with leading zeros; a column of prices; no relations of a sheet."""
+    codes = ("0.00%", "[$$]#,##0.00", "00000", "#,##0")
+    cells = (
+        '<c r="A1" s="0" t="s"><v>0</v></c><c r="B1" s="1"><v>0.075</v></c>',
+        '<c r="A2" s="0" t="s"><v>1</v></c><c r="B2" s="2"><v>1234.5</v></c>',
+        '<c r="A3" s="0" t="s"><v>2</v></c><c r="B3" s="3"><v>8400.0</v></c>',
+        '<c r="A4" s="0" t="s"><v>3</v></c><c r="B4" s="4"><f>SUM(1,2)</f><v>1200000.0</v></c>',
+    )
+    formats = "".join(f'<numFmt numFmtId="{164 + n}" formatCode="{code}"/>' for n, code in enumerate(codes))
+    styles = "".join(f'<xf numFmtId="{164 + n}" applyNumberFormat="1"/>' for n in range(len(codes)))
+    parts = {
+        "[Content_Types].xml": types(
+            xl__workbook="spreadsheetml.sheet.main",
+            xl__worksheets__sheet1="spreadsheetml.worksheet",
+            xl__sharedStrings="spreadsheetml.sharedStrings",
+            xl__styles="spreadsheetml.styles",
+        ),
+        "_rels/.rels": relations(("rId1", "officeDocument", "xl/workbook.xml")),
+        "xl/workbook.xml": f'{XML}<workbook {S}><workbookPr/><sheets><sheet state="visible" name="Fares" sheetId="1" '
+        'r:id="rId4"/></sheets></workbook>',
+        "xl/_rels/workbook.xml.rels": relations(
+            ("rId2", "styles", "styles.xml"),
+            ("rId3", "sharedStrings", "sharedStrings.xml"),
+            ("rId4", "worksheet", "worksheets/sheet1.xml"),
+        ),
+        "xl/sharedStrings.xml": f"{XML}<sst {S} count='4' uniqueCount='4'><si><t>Tax</t></si><si><t>Cabin</t></si><si><t>Port"
+        "</t></si><si><t>Passengers</t></si></sst>",
+        "xl/styles.xml": f'{XML}<styleSheet {S}><numFmts count="4">{formats}</numFmts><cellStyleXfs count="1"><xf/>'
+        f'</cellStyleXfs><cellXfs count="5"><xf numFmtId="0"/>{styles}</cellXfs></styleSheet>',
+        "xl/worksheets/sheet1.xml": f"{XML}<worksheet {S}><sheetData>"
+        + "".join(f'<row r="{n}">{row}</row>' for n, row in enumerate(cells, 1))
+        + "</sheetData></worksheet>",
+    }
+    return corpus.zipped(parts)
+
+
+def google_slides() -> bytes:
+    """A numbered list with another in it, whose numbers are not in its text; a list with bullets."""
+
+    def item(text: str, marker: str, level: int = 0) -> str:
+        return f'<a:p><a:pPr marL="457200" lvl="{level}" indent="-317500">{marker}</a:pPr>{drawn(text)}</a:p>'
+
+    number, letter = '<a:buAutoNum type="arabicPeriod"/>', '<a:buAutoNum type="alphaLcPeriod"/>'
+    listed = item("Buy a ticket", number) + item("at the quay", letter, 1) + item("on board", letter, 1)
+    listed += item("Keep it dry", number) + item("Bring a coat", '<a:buChar char="●"/>')
+    body = shape("", "body").replace("<a:p></a:p>", listed)
+    parts = {
+        "[Content_Types].xml": types(
+            ppt__presentation="presentationml.presentation.main",
+            ppt__slides__slide1="presentationml.slide",
+            ppt__slideLayouts__slideLayout1="presentationml.slideLayout",
+            ppt__slideMasters__slideMaster1="presentationml.slideMaster",
+        ),
+        "_rels/.rels": relations(("rId1", "officeDocument", "ppt/presentation.xml")),
+        "ppt/presentation.xml": f'{XML}<p:presentation {A}><p:sldIdLst><p:sldId id="256" r:id="rId5"/></p:sldIdLst>'
+        "</p:presentation>",
+        "ppt/_rels/presentation.xml.rels": relations(("rId5", "slide", "slides/slide1.xml")),
+        "ppt/slides/slide1.xml": tree("sld", shape(drawn("Rules"), "title"), body),
+        "ppt/slides/_rels/slide1.xml.rels": relations(("rId1", "slideLayout", "../slideLayouts/slideLayout1.xml")),
+    }
+    return corpus.zipped(parts | MASTER)
+
+
 def shape(text: str, kind: str = "") -> str:
     """A shape with one paragraph of runs and breaks; a placeholder of a kind."""
     place = f'<p:ph type="{kind}"/>' if kind else ""
@@ -270,6 +334,19 @@ def tree(kind: str, *shapes: str) -> str:
     """A slide or its notes."""
     group = '<p:nvGrpSpPr><p:cNvPr id="1" name=""/><p:cNvGrpSpPr/><p:nvPr/></p:nvGrpSpPr><p:grpSpPr/>'
     return f"{XML}<p:{kind} {A}><p:cSld><p:spTree>{group}{''.join(shapes)}</p:spTree></p:cSld></p:{kind}>"
+
+
+MASTER: Final = {
+    "ppt/slideLayouts/slideLayout1.xml": tree("sldLayout", shape(drawn("Click to edit the title"), "title")),
+    "ppt/slideLayouts/_rels/slideLayout1.xml.rels": relations(
+        ("rId1", "slideMaster", "../slideMasters/slideMaster1.xml")
+    ),
+    "ppt/slideMasters/slideMaster1.xml": tree("sldMaster", shape(drawn("Click to edit the title"), "title")),
+    "ppt/slideMasters/_rels/slideMaster1.xml.rels": relations(
+        ("rId1", "slideLayout", "../slideLayouts/slideLayout1.xml")
+    ),
+}
+"""Parts of a presentation that its slides are made by; what they say is not shown."""
 
 
 def powerpoint() -> bytes:
@@ -309,17 +386,9 @@ def powerpoint() -> bytes:
             ("rId1", "notesSlide", "../notesSlides/notesSlide1.xml"),
             ("rId2", "slideLayout", "../slideLayouts/slideLayout1.xml"),
         ),
-        "ppt/slideLayouts/slideLayout1.xml": tree("sldLayout", shape(drawn("Click to edit the title"), "title")),
-        "ppt/slideLayouts/_rels/slideLayout1.xml.rels": relations(
-            ("rId1", "slideMaster", "../slideMasters/slideMaster1.xml")
-        ),
-        "ppt/slideMasters/slideMaster1.xml": tree("sldMaster", shape(drawn("Click to edit the title"), "title")),
-        "ppt/slideMasters/_rels/slideMaster1.xml.rels": relations(
-            ("rId1", "slideLayout", "../slideLayouts/slideLayout1.xml")
-        ),
         "ppt/notesSlides/notesSlide1.xml": tree("notes", shape(drawn("Speak slowly"), "body")),
     }
-    return corpus.zipped(parts)
+    return corpus.zipped(parts | MASTER)
 
 
 def samples() -> list[Sample]:
@@ -344,6 +413,18 @@ def samples() -> list[Sample]:
             excel(),
             "Sailings Port First sailing Ostend 2024-05-01 1234.5 東京 1235.5 line one line two TRUE #N/A "
             "B2: Check the date Notes The quay is long",
+        ),
+        Sample(
+            "sheets.xlsx",
+            "Google Sheets",
+            google_sheets(),
+            "Fares Tax 7.50% Cabin $1,234.50 Port 08400 Passengers 1,200,000",
+        ),
+        Sample(
+            "slides.pptx",
+            "Google Slides",
+            google_slides(),
+            "Rules 1. Buy a ticket a. at the quay b. on board 2. Keep it dry Bring a coat",
         ),
         Sample("numbers.xlsx", "Numbers", numbers(), "Sheet 1 - Table 1 Table 1 Ostend 9"),
         Sample(

@@ -50,7 +50,7 @@ _FILES: Final = {
         "LibreOffice", _SAILINGS.format(date="5/1/2024") + " #N/A B2: Check the date Notes The quay is long"
     ),
     "libreoffice.xls": _Seen(
-        "LibreOffice", _SAILINGS.format(date="2024-05-01") + " Notes The quay is long Check the date", ("error values",)
+        "LibreOffice", _SAILINGS.format(date="2024-05-01") + " #N/A Notes The quay is long Check the date"
     ),
     "libreoffice.xlsx": _Seen(
         "LibreOffice", _SAILINGS.format(date="2024-05-01") + " #N/A B2: Check the date Notes The quay is long"
