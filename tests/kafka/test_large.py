@@ -1,4 +1,4 @@
-"""Ten million messages from one topic to another: each is there once, in memory that does not grow with their number."""
+"""Ten million messages from one topic to another: each is there once, and memory does not grow with their number."""
 
 from __future__ import annotations
 

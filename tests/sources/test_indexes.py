@@ -437,7 +437,11 @@ class ManyDocuments(FrontServer):
             )
             return f'{{"hits":{{"total":{{"value":{end - first}}},"hits":[{hits}]}}}}'
         index = {"aliases": {}, "mappings": {}, "settings": {"index.number_of_shards": "1"}}
-        answers = {"/": {"version": {"number": "3.3.0"}}, "/many": {"many": index}, "/many/_count": {"count": self.count}}
+        answers = {
+            "/": {"version": {"number": "3.3.0"}},
+            "/many": {"many": index},
+            "/many/_count": {"count": self.count},
+        }
         return json.dumps(answers.get(path, {"pit_id": "point"}))
 
 

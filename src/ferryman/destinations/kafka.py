@@ -420,7 +420,8 @@ class Kafka(Destination):
                 )
             return _Record(position, delivery.sequence, id, None, headers)
         key: bytes | None = id
-        stored, members = delivery._fields_json, None
+        stored = delivery._fields_json
+        members: dict[str, Any] | None = None
         if self.key is not None or self.headers is not None:
             members = _decode_members(stored)
         if self.key is not None and members is not None:
@@ -448,15 +449,14 @@ class Kafka(Destination):
                 raise BadDocument(f"value= returned a {type(value).__name__}, not bytes")
             return value
         has_text = self.text is not None and delivery.raw is not None
-        if members is None:
-            if not has_text and not any(name in stored for name in self._excluded_in_json):
-                return stored
-            members = _decode_members(stored)
+        if members is None and not has_text and not any(name in stored for name in self._excluded_in_json):
+            return stored
+        kept: dict[str, Any] = _decode_members(stored) if members is None else members
         for name in self.exclude:
-            members.pop(name, None)
+            kept.pop(name, None)
         if has_text and self.text is not None:
-            members.setdefault(self.text, delivery.text())
-        return _encode_members(members)
+            kept.setdefault(self.text, delivery.text())
+        return _encode_members(kept)
 
     def _check_size(self, record: _Record, limit: int) -> None:
         if record.size > limit:
