@@ -74,6 +74,5 @@ def test_ten_million_messages(topics: Topics) -> None:
         for each in (topic, out):
             topics.delete(each)
     few, many = peaks
-    print(f"driver {few[0]}, {many[0]} MB; worker {few[1]}, {many[1]} MB")
     assert many[0] <= 1.3 * few[0], (few, many)
     assert many[1] <= 1.3 * few[1], (few, many)
