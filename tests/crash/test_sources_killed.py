@@ -28,7 +28,8 @@ from tests.support.site_server import SiteServer
 
 __all__ = ["place"]
 
-POINTS = [f"{point}:{n}" for point in ("scan.listed", "scan.judged", "commit.ready", "wave.logged") for n in (1, 2)]
+POINTS = ["scan.listed:1", "scan.judged:1", "commit.ready:1", "commit.ready:2", "wave.logged:1", "wave.logged:2"]
+"""A scan is one, and its changes are several waves."""
 
 BEFORE = {name: f"About {name}, a ferry" for name in ("alma", "bertha", "clara", "dora", "ella", "frieda")}
 """What there is at first; then two of it change, one goes, and one comes."""
@@ -126,7 +127,7 @@ class OnImap(World):
         from tests.servers.dovecot import PASSWORD
 
         self.environment = {"IMAP_PASSWORD": PASSWORD}
-        user = f"k{folder.name.replace('-', '').lower()}"
+        user = "".join(filter(str.isalnum, folder.parent.name)).lower()
         self.options = {"host": "127.0.0.1", "user": user, "security": "none", "port": server.port, "max_deleted": 1}
         self.client = IMAPClient("127.0.0.1", server.port, ssl=False)
         self.client.login(user, PASSWORD)

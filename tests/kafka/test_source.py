@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from ferryman.destinations import Kafka as ToKafka
 from ferryman.destinations import Memory, Sql
 from ferryman.document import Document
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError
+from ferryman.net import kafka as module
 from ferryman.plan import Plan
 from ferryman.routers import ByField
 from ferryman.sources import Kafka, Log
@@ -432,6 +434,20 @@ def test_a_topic_that_got_shorter_is_loud(topics: Topics) -> None:
     source = Kafka(topics.url, topic)
     with pytest.raises(Misconfigured, match="was read up to offset 6, and ends before 1"):
         list(source.pieces({"0": 7}, source.end(), 10))
+
+
+def test_time_that_a_message_takes_is_not_silence(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads may need longer for a message than a topic may be silent."""
+    topic, clock = topics.new(), mock.Mock(monotonic=mock.Mock(return_value=0.0))
+    monkeypatch.setattr(module, "time", clock)
+    topics.write(topic, [b"0", b"1"])
+    values = []
+    for message in topics.cluster.read(topic, 0, 0, 4):
+        values.append(message.value())
+        clock.monotonic.return_value += module.SILENCE_S + 1
+        if len(values) == 2:
+            topics.write(topic, [b"2", b"3"])
+    assert values == [b"0", b"1", b"2", b"3"]
 
 
 def test_a_message_of_a_megabyte(topics: Topics, place: Path) -> None:

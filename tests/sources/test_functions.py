@@ -125,6 +125,7 @@ print(count, peak() - before)
 """
 
 
+@pytest.mark.rule("source.large")
 @pytest.mark.slow
 def test_ten_million_rows_in_bounded_memory() -> None:
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True, timeout=3600)

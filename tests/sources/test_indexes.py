@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -410,6 +412,69 @@ def test_a_server_that_goes_away_is_waited_for(engine: Engine) -> None:
     with pytest.raises(Unavailable, match="point in time has expired"):
         list(source.listing(piece))
     assert len(documents(scan(source))) == 300
+
+
+class ManyDocuments(FrontServer):
+    """A server of an index of so many documents, which it makes as they are asked for."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("", 0)
+        self.count = count
+
+    def handle(self, request: FrontHandler, body: bytes) -> bool:
+        request.say(200, self._answer(request.path.partition("?")[0], body).encode(), "application/json")
+        return True
+
+    def _answer(self, path: str, body: bytes) -> str:
+        if path == "/_search":
+            asked = json.loads(body)
+            part = asked.get("slice", {"id": 0, "max": 1})
+            first, end = (self.count * number // part["max"] for number in (part["id"], part["id"] + 1))
+            start = asked.get("search_after", [first])[0]
+            hits = ",".join(
+                f'{{"_id":"d{n}","_source":{{"title":"Ferry {n}","text":"It crosses a river."}},"sort":[{n + 1}]}}'
+                for n in range(start, min(start + asked["size"], end))
+            )
+            return f'{{"hits":{{"total":{{"value":{end - first}}},"hits":[{hits}]}}}}'
+        index = {"aliases": {}, "mappings": {}, "settings": {"index.number_of_shards": "1"}}
+        answers = {
+            "/": {"version": {"number": "3.3.0"}},
+            "/many": {"many": index},
+            "/many/_count": {"count": self.count},
+        }
+        return json.dumps(answers.get(path, {"pit_id": "point"}))
+
+
+READ_ALL = """
+import resource, sys
+from ferryman.document import Document
+from ferryman.sources import OpenSearch
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+source = OpenSearch(sys.argv[1], "many")
+seen = bytearray(int(sys.argv[2]))
+early = 0
+for piece in source.partitions_after({}):
+    for entry in source.listing(piece):
+        if isinstance(entry, Document):
+            seen[int(entry.id[1:])] += 1
+            early = early or (entry.id == "d20000" and peak())
+print(seen.count(1), peak() - early)
+"""
+
+
+@pytest.mark.rule("source.large")
+@pytest.mark.parametrize("count", [40_000, pytest.param(5_000_000, marks=pytest.mark.slow)])
+def test_millions_of_documents_in_bounded_memory(count: int) -> None:
+    """Each once; a worker holds a page of them."""
+    with ManyDocuments(count) as server:
+        command = [sys.executable, "-c", READ_ALL, server.url, str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=3600)
+    seen, mb = map(int, done.stdout.split())
+    assert seen == count
+    assert mb < 50, "between the first pages and the last one"
 
 
 # --- Solr -------------------------------------------------------------------------------------------------------------

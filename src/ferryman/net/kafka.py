@@ -425,18 +425,20 @@ class Cluster:
                 consumer.assign([TopicPartition(topic, partition, start)])
                 at, heard = start, time.monotonic()
                 while at < end:
-                    messages = consumer.consume(FETCHED_MESSAGES, 0) or consumer.consume(1, POLL_S)
-                    for message in messages:
+                    before = at
+                    for message in consumer.consume(FETCHED_MESSAGES, 0) or consumer.consume(1, POLL_S):
                         if (error := message.error()) is not None:
                             if error.name() == "_PARTITION_EOF" and message.offset() >= end:
                                 return
                             self._check_read_error(error, f"{place} {at}")
                             continue
-                        if message.offset() >= end:
+                        if (offset := message.offset()) >= end:
                             return
-                        at, heard = message.offset() + 1, time.monotonic()
+                        at = offset + 1
                         yield message
-                    if time.monotonic() - heard > SILENCE_S:
+                    if at > before:
+                        heard = time.monotonic()  # whoever got them may have taken long
+                    elif time.monotonic() - heard > SILENCE_S:
                         raise self.error_of(f"no message for {SILENCE_S:g} s, of those before {end}", f"{place} {at}")
         finally:
             consumer.close()

@@ -319,8 +319,8 @@ class Kafka(Log):
         return entry.document
 
     def _entry(self, message: Any) -> Entry:
-        place, key, value = message.offset(), message.key(), message.value()
-        id = f"{self.topic}/{message.partition()}/{place}"
+        place, partition, key, value = message.offset(), message.partition(), message.key(), message.value()
+        id = f"{self.topic}/{partition}/{place}"
         row: Any = None
         try:
             if self.format == "debezium":
@@ -336,7 +336,7 @@ class Kafka(Log):
                         f"the value has a field {self.metadata!r}, which is that of the message's key, headers and "
                         "place: give the source another metadata=, or None"
                     )
-                fields[self.metadata] = _metadata(message)
+                fields[self.metadata] = _metadata(message, self.topic, partition, place, key)
         except BadDocument as e:
             return Entry(place, Document(id), refused=str(e))
         return Entry(place, Document.of(id, fields, raw))
@@ -391,15 +391,15 @@ def _id_of(key: bytes | None, place: str) -> str:
         raise BadDocument(f"{place}: the key {key[:40]!r} is not UTF-8, so it cannot be an id") from None
 
 
-def _metadata(message: Any) -> dict[str, Any]:
+def _metadata(message: Any, topic: str, partition: int, offset: int, key: bytes | None) -> dict[str, Any]:
     kind, timestamp = message.timestamp()
     headers = message.headers()
     return {
-        "topic": message.topic(),
-        "partition": message.partition(),
-        "offset": message.offset(),
+        "topic": topic,
+        "partition": partition,
+        "offset": offset,
         "timestamp": _iso_time(*divmod(timestamp, 1000)) if kind and timestamp >= 0 else None,
-        "key": _text_of(message.key()),
+        "key": _text_of(key),
         "headers": [[name, _text_of(value)] for name, value in headers] if headers else [],
     }
 

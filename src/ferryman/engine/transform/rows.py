@@ -340,6 +340,9 @@ class OutboxStage:
 
     def _write_in_order(self, block: Block, name: str, buffers: list[OutboxBuffer]) -> None:
         """Write rows of several routes and branches in the order in which they were added."""
+        if len(buffers) == 1:
+            self._write(name, partial(buffers[0].table, block, self._source))
+            return
         order = np.argsort(np.concatenate([b.places for b in buffers]))
 
         def rows(first: int) -> pa.Table:

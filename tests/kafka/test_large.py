@@ -1,0 +1,78 @@
+"""Ten million messages from one topic to another: each is there once, and memory does not grow with their number."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from tests.support.kafka_topics import Topics
+
+PARTITIONS = 4
+KEYS = 1000
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+from ferryman import Plan
+from ferryman.destinations import Kafka as ToKafka
+from ferryman.sources import Kafka
+from ferryman.testing.inprocess import InProcess
+from tests.support.plan_world import run_plan
+
+url, topic, out, state = sys.argv[1:]
+plan = Plan("large", version=1)
+plan.source("messages", Kafka(url, topic)).destination("out", ToKafka(url, out, key="kafka.key"))
+summary = run_plan(plan, Path(state), runner=InProcess(fork=True), checked=False)
+peaks = [resource.getrusage(whose).ru_maxrss // 1024 for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+print(summary.delivered, *peaks)
+"""
+
+
+def fill(topics: Topics, count: int) -> str:
+    topic = topics.new(partitions=PARTITIONS)
+    producer = topics.producer(linger_ms=20, queue_buffering_max_messages=1_000_000)
+    for n in range(count):
+        producer.produce(topic, b'{"n":%d}' % n, b"k%d" % (n % KEYS), n % PARTITIONS)
+        if n % 10_000 == 0 and len(producer) > 500_000:
+            producer.flush(300)
+    assert producer.flush(300) == 0
+    return topic
+
+
+def check(topics: Topics, topic: str, count: int) -> None:
+    """Check that each number is there once, and those of a key in their order."""
+    last = [-1] * KEYS
+    seen = 0
+    for partition, end in topics.cluster.stable_offsets(topic, range(PARTITIONS), 60).items():
+        for message in topics.cluster.read(topic, partition, 0, end):
+            n = json.loads(message.value() or b"")["n"]
+            key = n % KEYS
+            assert (message.key(), last[key] < n) == (b"k%d" % key, True), (last[key], n)
+            last[key] = n
+            seen += 1
+    assert seen == count, "each of so many is larger than the one of its key before"
+
+
+@pytest.mark.slow
+@pytest.mark.rule("kafka.exactly-once")
+@pytest.mark.timeout(6 * 3600)
+def test_ten_million_messages(topics: Topics) -> None:
+    peaks = []
+    for count in (1_000_000, 10_000_000):
+        topic, out = fill(topics, count), topics.new(partitions=PARTITIONS)
+        with tempfile.TemporaryDirectory() as state:
+            command = [sys.executable, "-c", PROGRAM, topics.url, topic, out, state]
+            said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        delivered, *mb = map(int, said.splitlines()[-1].split())
+        assert delivered == count
+        check(topics, out, count)
+        peaks.append(mb)
+        for each in (topic, out):
+            topics.delete(each)
+    few, many = peaks
+    assert many[0] <= 1.3 * few[0], (few, many)
+    assert many[1] <= 1.3 * few[1], (few, many)
