@@ -41,6 +41,9 @@ _TAIL: Final = 8
 """Bytes at the end of a file: the footer's length, and the magic number."""
 _GROUP_ROWS: Final = 65_536
 """Rows of a row group: what a query reads at once."""
+_STATUS: Final = pa.field("status", pa.string())
+_FREQUENT: Final = 4_096
+"""Events of a status from which on they have row groups of their own."""
 _NO_STATISTICS: Final = ("version", "delivery_hash", "fields", "raw", "given", "failed")
 """Columns whose least and greatest value are of no use: hashes, content, and what is kept of families."""
 
@@ -85,8 +88,8 @@ class PartWriter:
         self.rows = 0
 
     def write(self, table: pa.Table) -> None:
-        """Append rows as a row group, or several if they are many or large."""
-        for group in _split_by_size(table):
+        """Append rows as a row group, or several if they are many, large, or events of different statuses."""
+        for group in _row_groups(table):
             self._writer.write_table(group, row_group_size=_GROUP_ROWS)
         self.rows += table.num_rows
 
@@ -106,6 +109,31 @@ class PartWriter:
         name = f"{self._name}-{crc:08x}-{footer_crc:08x}.parquet"
         move_to_state(self._temporary, self._folder / name)
         return Part(name, size, self.rows, stats)
+
+
+def _row_groups(table: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows in groups of at most ``GROUP_BYTES``: of events those of each frequent status apart, then all
+    others together.
+
+    So what has failed among a million deliveries is in few row groups, which a query finds by their statistics. Events
+    of a delivery are ordered by wave and ordinal, not by their places in a file.
+    """
+    if _STATUS not in list(table.schema):
+        yield from _split_by_size(table)
+        return
+    others: list[pa.Table] = []
+    for group in _split_by_size(table):
+        statuses, counts = pc.value_counts(group[_STATUS.name]).flatten()
+        for status, number in zip(statuses, counts.to_pylist(), strict=True):
+            if number >= _FREQUENT and len(statuses) > 1:
+                yield group.filter(pc.equal(group[_STATUS.name], status))
+                group = group.filter(pc.not_equal(group[_STATUS.name], status))
+        if len(statuses) == 1:
+            yield group
+        elif group.num_rows:
+            others.append(group)
+    if others:
+        yield from _split_by_size(pa.concat_tables(others))
 
 
 def _split_by_size(table: pa.Table) -> Iterator[pa.Table]:
