@@ -108,9 +108,7 @@ def test_a_strange_name_in_a_state_comes_back_as_it_is(
     trial.run()
     text = metrics(trial.plan, state=trial.state)
     found = module.figures(trial.root, trial.plan)
-    strange = found._replace(
-        outstanding={name: found.outstanding["out"]}, available={name: True}, verified={name: 1.0}
-    )
+    strange = found._replace(outstanding={name: found.outstanding["out"]}, available={name: True}, verified={name: 1.0})
     monkeypatch.setattr(module, "figures", lambda root, plan: strange)
     there = samples_of(metrics(trial.plan, state=trial.state))
     assert there["ferryman_node_available", (("node", name),)] == 1

@@ -42,8 +42,6 @@ _TAIL: Final = 8
 _GROUP_ROWS: Final = 65_536
 """Rows of a row group: what a query reads at once."""
 _STATUS: Final = pa.field("status", pa.string())
-_FREQUENT: Final = 4_096
-"""Events of a status from which on they have row groups of their own."""
 _NO_STATISTICS: Final = ("version", "delivery_hash", "fields", "raw", "given", "failed")
 """Columns whose least and greatest value are of no use: hashes, content, and what is kept of families."""
 
@@ -125,7 +123,7 @@ def _row_groups(table: pa.Table) -> Iterator[pa.Table]:
     for group in _split_by_size(table):
         statuses, counts = pc.value_counts(group[_STATUS.name]).flatten()
         for status, number in zip(statuses, counts.to_pylist(), strict=True):
-            if number >= _FREQUENT and len(statuses) > 1:
+            if number >= limits.APART_EVENTS and len(statuses) > 1:
                 yield group.filter(pc.equal(group[_STATUS.name], status))
                 group = group.filter(pc.not_equal(group[_STATUS.name], status))
         if len(statuses) == 1:
