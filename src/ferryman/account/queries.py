@@ -246,6 +246,8 @@ def ended(root: StatePath, plan: Plan) -> list[EndedRow]:
     """Count the events by which deliveries ended."""
     cached = _load_cached(root, plan)
     known = None if cached is None else cached.ended
+    if known is None and load_snapshot(root) is None:
+        return query_view(root, plan, View.ended, _scan)
     return _count(root, plan, View.ended) if known is None else known
 
 

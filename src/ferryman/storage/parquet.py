@@ -13,6 +13,7 @@ import re
 import uuid
 import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from io import FileIO
@@ -408,11 +409,51 @@ class RowGroups(GroupedRows):
     def close(self) -> None:
         self._file.close()
 
+    def size(self, group: int) -> int:
+        """Return the number of rows of this group."""
+        return int(self._starts[group + 1] - self._starts[group])
+
+    def single_values(self, group: int) -> tuple[Any, ...] | None:
+        """Return the value of each column if all rows of the group have the same; None: statistics do not say so."""
+        found = self._file.metadata.row_group(group)
+        values = []
+        for name in self._columns:
+            statistics = found.column(self._file.schema_arrow.get_field_index(name)).statistics
+            if (
+                statistics is None
+                or not statistics.has_min_max
+                or statistics.null_count
+                or (statistics.min != statistics.max)
+            ):
+                return None
+            values.append(statistics.min)
+        return tuple(values)
+
     def _read(self, group: int) -> pa.Table:
         try:
             return self._file.read_row_group(group, columns=self._columns, use_threads=False)
         except (OSError, pa.ArrowException) as e:
             raise damage_error(Path(self.path), e) from e
+
+
+def count_by(paths: Iterable[Path], columns: list[str]) -> Counter[tuple[Any, ...]]:
+    """Count the rows of data files by their values in these columns. Row groups that have a single value in each, as
+    their statistics say, are not read.
+
+    Raises:
+        StateDamaged: names the file.
+    """
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for path in paths:
+        with RowGroups(str(path), columns, verified=True) as groups:
+            for number in range(groups.count):
+                if (values := groups.single_values(number)) is not None:
+                    counts[values] += groups.size(number)
+                    continue
+                found = groups.group(number).group_by(columns).aggregate([([], "count_all")])
+                for *row, rows in zip(*(found[name].to_pylist() for name in (*columns, "count_all")), strict=True):
+                    counts[tuple(row)] += rows
+    return counts
 
 
 class BatchGroups(GroupedRows):
