@@ -3,7 +3,7 @@
 All split the same pages in the same way and embed with the same function, a model from a wheel, 64 texts a request. Its
 calls are counted: they are what people pay for. The stages: cold, unchanged, 1 % of the pages with another paragraph,
 1 % deleted, the whole folder copied beside itself, and a cold start killed once half of the texts were asked for, then
-run again until all is right. After each stage the index is compared with the truth.
+run again until all is right. After each stage the index is compared with the truth. Pages are what ``--files`` counts.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from bench.judge import Verdict, join_verdicts, judge, query_sqlite
 from bench.peers.embedding import BYTES, DIMENSIONS, HOLD, LOG, Calls, read_calls
 from bench.trips import MOST_RUNS, total_of
 
-MOST: Final = 2_000
-"""Greatest number of pages."""
 PARAGRAPHS: Final = 10
 COMMON: Final = 40
 """Paragraphs of which each page has one, as real pages have licences, warnings and forewords."""
@@ -35,7 +33,7 @@ PEERS: Final = ROOT / "bench" / "peers"
 PLAN: Final = """
 from bench.peers.embedding import BATCH, DIMENSIONS, embed
 from ferryman import Plan, Remember, steps
-from ferryman.destinations import LanceDB, Sql
+from ferryman.destinations import {kind}
 from ferryman.sources import Files
 
 def vectors(docs):
@@ -116,7 +114,7 @@ class Indexer(NamedTuple):
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    count = min(sizes.files // 10, MOST)
+    count = sizes.files
     ferryman("warm-up")
     for what, indexers in groups().items():
         yield from trip(what, indexers, folder / "retrieval", count, sizes.rounds)
@@ -150,7 +148,8 @@ def groups() -> dict[str, list[Indexer]]:
 def _ferryman_into(destination: str, rows: Callable[[Path], Iterable[tuple[str, str]]]) -> Indexer:
     def line(place: Path) -> list[str | Path]:
         place.mkdir(exist_ok=True)
-        (place / "plan.py").write_text(PLAN.format(folder=str(place.parent / "pages"), destination=destination))
+        kind, folder = destination.partition("(")[0], str(place.parent / "pages")
+        (place / "plan.py").write_text(PLAN.format(folder=folder, destination=destination, kind=kind))
         return [sys.executable, "-m", "ferryman.cli", "run", place / "plan.py", "--state", place / "state"]
 
     return Indexer("Ferryman", line, rows)

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from functools import partial
 from hashlib import sha256
@@ -20,6 +20,7 @@ from ferryman import Remember
 from ferryman.cli.account import plan_status, print_targets
 from ferryman.destinations import Directory, JsonLines, Queue, Sql
 from ferryman.document import Document
+from ferryman.engine import targets
 from ferryman.errors import StateDamaged, StateForeign
 from ferryman.intake import Job, JobQueue
 from ferryman.intake.job import FILES_FOLDER, StoredFile, inventory_values, write_inventory
@@ -27,7 +28,8 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Jobs, Memory
 from ferryman.sources import Queue as FromQueue
-from ferryman.state.targets import load_targets
+from ferryman.state.state import State
+from ferryman.state.targets import Probe, load_targets
 from ferryman.storage import files
 from ferryman.verification import adopt, verify
 from tests.support.paid import Service, steps
@@ -296,6 +298,26 @@ def test_a_target_that_is_an_older_copy_is_noticed_and_healed(place: Path, kind:
     assert verify(world.plan, state=world.state).exit == 0
     assert world.run().exit == 0
     assert load_targets(world.root)["rows"].highest > 0
+
+
+def test_the_last_deliveries_are_looked_for_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by each run that finds nothing new: they are recorded, and compared with the target."""
+    world = world_with(place, rows=sql(place))
+    looked: list[int] = []
+    find = targets.last_deliveries
+
+    def note(state: State, names: Collection[str], since: int) -> dict[str, list[Probe]]:
+        looked.append(since)
+        return find(state, names, since)
+
+    monkeypatch.setattr(targets, "last_deliveries", note)
+    for _ in range(3):
+        assert world.run().exit == 0
+    assert looked == [0]
+    recorded = load_targets(world.root)["rows"]
+    assert recorded.wave == 1
+    assert {probe.document for probe in recorded.probes} <= set(IDS)
+    assert recorded.probes
 
 
 def test_two_plans_and_rows_of_others_in_one_target_are_no_trouble(place: Path) -> None:

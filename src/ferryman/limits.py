@@ -398,6 +398,9 @@ PART_BYTES: Final = 64 * MIB
 GROUP_BYTES: Final = 16 * MIB
 """Content of a row group: what a reader of a state file holds at once. Only a larger row makes a larger one."""
 
+APART_EVENTS: Final = 4_096
+"""Events of one status among others from which on they have row groups of their own in a file of the ledger."""
+
 BOOKMARK_BYTES: Final = MIB
 """Largest bookmark of a source's partition, encoded as JSON."""
 

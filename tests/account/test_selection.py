@@ -18,6 +18,7 @@ from ferryman.engine.commands import count_concerned
 from ferryman.errors import StateDamaged
 from ferryman.records.rows import LEDGER
 from ferryman.state.commands import Command
+from ferryman.state.maintenance import maintain
 from ferryman.state.state import State
 from tests.support.plan_world import Interrupted, PlanWorld, Until
 from tests.support.tiers import sampled
@@ -156,6 +157,43 @@ def test_little_is_read_for_a_few_failures(trial: PlanWorld, monkeypatch: pytest
     assert sum(read) == 1
 
 
+def test_failures_in_a_file_with_others_are_read_alone(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was delivered is in other row groups: not even flipped bytes there are noticed. So after a merge."""
+    monkeypatch.setattr(limits, "SELECTED_FROM", 0)
+    monkeypatch.setattr(limits, "APART_EVENTS", 2)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 2)
+    trial.build(answer=lambda d: Outcome.permanent("no") if d.id in ("b", "d") else Outcome.ok())
+    for ids in ("abc", "def"):
+        trial.put(*ids)
+        trial.run(checked=False)
+    with trial.take() as state:
+        maintain(state)
+        [path] = state.ledger.paths()
+    metadata, column = pq.read_metadata(path), LEDGER.get_field_index("status")
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    statuses = [
+        (each.num_rows, each.column(column).statistics.min, each.column(column).statistics.max) for each in groups
+    ]
+    assert statuses == [(4, "INDEXED", "INDEXED"), (2, "DEAD", "DEAD")]
+    _flip_last_byte(path, groups[0].column(column))
+    [group] = account.reasons(trial.root, plan=trial.plan, status="failed")
+    assert group["deliveries"] == account.count_deliveries(trial.root, plan=trial.plan, status="failed") == 2
+    assert [each["document"] for each in account.deliveries(trial.root, plan=trial.plan, limit=9, status="failed")] == [
+        "d",
+        "b",
+    ]
+    assert [each["document"] for each in account.wave_events(trial.root, 1, trial.plan, limit=1)] == ["b"]
+    with pytest.raises(StateDamaged, match=path.name):
+        account.history(trial.root, "a", trial.plan)
+
+
+def _flip_last_byte(path: Path, column: pq.ColumnChunkMetaData) -> None:
+    """Flip the last byte of a column's page."""
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    path.write_bytes(content)
+
+
 def test_damage_in_what_is_read_is_named(trial: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SELECTED_FROM", 0)
     trial.build(answer=lambda _: Outcome.permanent("no"))
@@ -163,10 +201,7 @@ def test_damage_in_what_is_read_is_named(trial: PlanWorld, monkeypatch: pytest.M
     trial.run(checked=False)
     with trial.take() as state:
         paths = state.ledger.paths()
-    for path in paths:  # the last byte of a page
-        column = pq.read_metadata(path).row_group(0).column(LEDGER.get_field_index("status"))
-        content = bytearray(path.read_bytes())
-        content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
-        path.write_bytes(content)
+    for path in paths:
+        _flip_last_byte(path, pq.read_metadata(path).row_group(0).column(LEDGER.get_field_index("status")))
     with pytest.raises(StateDamaged, match="|".join(path.name for path in paths)):
         account.reasons(trial.root, plan=trial.plan, status="failed")

@@ -10,6 +10,7 @@ import pytest
 from ferryman import account
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.intake import JobQueue
+from ferryman.limits import format_count
 from ferryman.plan import Plan
 from tests.dashboard.conftest import OPERATOR, READER, TOKENS, Opened, words
 from tests.support.plan_world import PlanWorld
@@ -37,7 +38,8 @@ def test_a_reason_is_retried_with_its_number_before_and_its_outcome_after(own_wo
     assert "bad22" in again
 
 
-def test_each_of_many_has_its_outcome(place: Path, opened: Opened) -> None:
+@pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_each_of_many_has_its_outcome(number: int, place: Path, opened: Opened) -> None:
     """Of a retry of all that failed, some arrive and some fail again; the page says which, the bad ones first."""
     healed = {"on": False}
 
@@ -53,18 +55,20 @@ def test_each_of_many_has_its_outcome(place: Path, opened: Opened) -> None:
 
     world = PlanWorld(place, build)
     world.out().answer = answer
-    world.put(*(str(n) for n in range(300)))
+    world.put(*(str(n) for n in range(number)))
     world.run()
-    assert world.counts() == {"failed": 300}
+    assert world.counts() == {"failed": number}
     site = opened(world.state, allow_actions=True)
-    assert "Retry: 300 deliveries" in site.text(f"{PLAN}/confirm", verb="retry", status="failed")
+    shown = format_count(number)
+    assert f"Retry: {shown} deliveries" in site.text(f"{PLAN}/confirm", verb="retry", status="failed")
     done = site.give("retry", status="failed")
-    assert "300 deliveries: 300 pending" in words(done.text)
+    assert f"{shown} deliveries: {shown} pending" in words(done.text)
     healed["on"] = True
     world.run()
     text = site.text(str(done.url).partition("localhost")[2])
-    assert "100 failed" in text
-    assert "200 delivered" in text
+    again = len(range(0, number, 3))
+    assert f"{format_count(again)} failed" in text
+    assert f"{format_count(number - again)} delivered" in text
     assert text.index("0 out failed no room") < text.index(" delivered", text.index("When"))
 
 

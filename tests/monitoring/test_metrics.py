@@ -71,6 +71,52 @@ def test_each_sample_is_of_a_plan_and_has_no_time(trial: PlanWorld) -> None:
         assert " a" not in line  # no document's id
 
 
+STRANGE = (
+    'say "no"',
+    "two\nlines\r\nand\rmore",
+    "back\\slash \\n \\",
+    '<script>alert(1)</script>"} 5\n# HELP x',
+    "invoice\u202egnp.exe\u2066\u200b",
+    "x" * 1_000_000,
+)
+"""Texts that strangers may have chosen."""
+
+
+def test_ids_and_reasons_are_in_no_sample(trial: PlanWorld) -> None:
+    """Whatever is in them: the text has as many samples as if they were plain."""
+    names = []
+    for turn, texts in enumerate((["plain"] * len(STRANGE), STRANGE)):
+        world = PlanWorld(trial.folder / str(turn))
+        world.build(answer=lambda delivery: Outcome.permanent(f"refused: {delivery.id}"))
+        world.put(*(f"{number} {text}" for number, text in enumerate(texts)))
+        world.run()
+        text = metrics(world.plan, state=world.state)
+        assert value_of(text, "ferryman_failed", destination="out") == len(STRANGE)
+        names.append([*samples_of(text)])
+        assert len(text) < 10_000
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_strange_name_in_a_state_comes_back_as_it_is(
+    trial: PlanWorld, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """No plan has such names; whoever can write to a state may have put them there. They end no label, and no line."""
+    from ferryman.monitoring import metrics as module
+
+    trial.put("a")
+    trial.run()
+    text = metrics(trial.plan, state=trial.state)
+    found = module.figures(trial.root, trial.plan)
+    strange = found._replace(outstanding={name: found.outstanding["out"]}, available={name: True}, verified={name: 1.0})
+    monkeypatch.setattr(module, "figures", lambda root, plan: strange)
+    there = samples_of(metrics(trial.plan, state=trial.state))
+    assert there["ferryman_node_available", (("node", name),)] == 1
+    assert there["ferryman_pending", (("destination", name),)] == 0
+    plain = {key for key, labels in samples_of(text)}
+    assert {key for key, labels in there} - {"ferryman_verified_through_timestamp_seconds"} == plain
+
+
 def test_counters_only_grow_and_gauges_are_those_of_status(trial: PlanWorld) -> None:
     """A changed document is delivered again; `status` counts it once."""
     trial.put("a", "b")

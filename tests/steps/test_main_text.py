@@ -11,7 +11,7 @@ import pytest
 from ferryman.document import Document
 from ferryman.errors import BadDocument
 from ferryman.steps import main_text, split_text
-from ferryman.steps.main_text import MainTextProcess, PageRequest
+from ferryman.steps.page_text import MainTextProcess, PageRequest
 
 PAGE = """<html lang="de-AT"><head><title>Install - Docs</title><meta name="author" content="Ann Miller">
 <meta property="article:published_time" content="2024-05-01T10:00:00Z"></head><body>

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from ferryman import limits
 from ferryman.errors import StateDamaged
 from ferryman.storage import parquet
 from ferryman.storage.query import connect, register
@@ -137,3 +140,25 @@ def test_a_renamed_column_is_not_read_as_nulls(part: Path) -> None:
     assert error.value.path == str(part)
     with pytest.raises(StateDamaged, match="footer"):
         parquet.scan([part], SCHEMA)
+
+
+def test_rows_are_counted_by_their_values(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with nothing in a column, too. Row groups of one value are not read: no flipped byte there is noticed."""
+    monkeypatch.setattr(limits, "APART_EVENTS", 4)
+    statuses = ["INDEXED"] * 5 + ["DEAD", "ERROR", "DEAD"]
+    rows = pa.table({"status": statuses, "wave": [1] * 5 + [1, 2, None]})
+    paths = [place / parquet.write_part(place, each, epoch=1).path for each in (rows, rows[:0], rows[5:])]
+    expected = Counter(zip(*rows.to_pydict().values(), strict=True)) + Counter(
+        zip(*rows[5:].to_pydict().values(), strict=True)
+    )
+    assert parquet.count_by(paths, ["status", "wave"]) == expected
+    groups = pq.read_metadata(paths[0])
+    ends = [
+        column.data_page_offset + column.total_compressed_size - 1
+        for column in (groups.row_group(n).column(0) for n in range(groups.num_row_groups))
+    ]
+    paths[0].write_bytes(flipped(paths[0].read_bytes(), ends[0]))
+    assert parquet.count_by(paths, ["status", "wave"]) == expected
+    paths[0].write_bytes(flipped(paths[0].read_bytes(), ends[1]))
+    with pytest.raises(StateDamaged, match=paths[0].name):
+        parquet.count_by(paths, ["status", "wave"])

@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-import duckdb
 import msgspec
 
 from ferryman.account import queries
 from ferryman.account.snapshot import EndedRow
 from ferryman.errors import StateDamaged
 from ferryman.plan import CalledNode, DestinationNode, Plan, logs_read, sources_of
-from ferryman.records.rows import DOCUMENTS, LEDGER, Status, display_status
+from ferryman.records.rows import Status, display_status
 from ferryman.sources.log import Log
 from ferryman.state.activity import find_activity
 from ferryman.state.logs import log_counts
@@ -28,7 +27,7 @@ from ferryman.state.runs import PastRuns, load_runs
 from ferryman.state.state import SETTLED, STEP_TIME, State
 from ferryman.state.targets import load_targets, load_verified
 from ferryman.storage.files import StatePath
-from ferryman.storage.query import register
+from ferryman.storage.parquet import count_by
 
 
 class EndedCounts(NamedTuple):
@@ -214,19 +213,25 @@ def done_between(
     Returns: destination -> what was delivered or deleted there; source, without logs -> documents that were
     processed.
     """
-    between = f"wave > {int(after)} AND wave <= {int(upto)} GROUP BY 1"
 
-    def count(state: State, db: duckdb.DuckDBPyConnection) -> tuple[dict[str, int], dict[str, int]]:
-        state.load_consistently([SETTLED])
-        for table, schema in ((state.ledger, LEDGER), (state.documents, DOCUMENTS)):
-            register(db, table.name, table.paths(name for name in table.files if name not in known), schema)
-        arrived = f"status = '{Status.INDEXED}' AND destination <> '' AND {between}"
-        return (
-            dict(db.execute(f"SELECT destination, count(*) FROM ledger WHERE {arrived}").fetchall()),
-            dict(db.execute(f"SELECT source, count(*) FROM documents WHERE {between}").fetchall()),
-        )
+    def count() -> tuple[dict[str, int], dict[str, int]]:
+        state = queries.load_for_reading(root, plan)
+        arrived, processed = Counter[str](), Counter[str]()
+        with state.readers.reading():
+            state.load_consistently([SETTLED])
+            ledger, documents = (
+                table.paths(name for name in table.files if name not in known)
+                for table in (state.ledger, state.documents)
+            )
+            for (destination, status, wave), rows in count_by(ledger, ["destination", "status", "wave"]).items():
+                if destination and status == Status.INDEXED and after < wave <= upto:
+                    arrived[destination] += rows
+            for (source, wave), rows in count_by(documents, ["source", "wave"]).items():
+                if after < wave <= upto:
+                    processed[source] += rows
+        return dict(arrived), dict(processed)
 
-    return queries.query_tables(root, plan, count)
+    return queries.retry_read(root, count)
 
 
 def activity(root: StatePath, plan: Plan, counts: Mapping[str, Any]) -> dict[str, Any]:

@@ -246,6 +246,8 @@ def ended(root: StatePath, plan: Plan) -> list[EndedRow]:
     """Count the events by which deliveries ended."""
     cached = _load_cached(root, plan)
     known = None if cached is None else cached.ended
+    if known is None and load_snapshot(root) is None:
+        return query_view(root, plan, View.ended, _scan)
     return _count(root, plan, View.ended) if known is None else known
 
 
@@ -267,23 +269,24 @@ def wave_times(root: StatePath, limit: int = 20, plan: Plan | None = None) -> di
 
 def wave_events(root: StatePath, wave: int, plan: Plan | None = None, *, limit: int = 200) -> list[dict[str, Any]]:
     """Return the events of a wave, with the ledger's columns: first those of what has not arrived."""
-    events = f"""
-        SELECT {", ".join(LEDGER_COLUMNS)} FROM ledger WHERE wave = {int(wave)}
-        ORDER BY status IN {_NOT_NOTABLE}, ordinal, document, destination LIMIT {int(limit)}
-    """
-
-    def of_wave(*, all_events: bool) -> Selection:
-        condition = pc.field("wave") == int(wave)
-        if not all_events:
-            condition &= ~pc.field("status").isin(_NOT_NOTABLE)
-        return Selection(condition, ("wave", "status"), waits=False)
+    of_wave = f"FROM ledger WHERE wave = {int(wave)} ORDER BY status IN {_NOT_NOTABLE}, ordinal, document, destination"
 
     def query(view: View) -> tuple[list[dict[str, Any]], bool]:
-        return view.rows(events), view.is_whole
+        return view.rows(f"SELECT {', '.join(LEDGER_COLUMNS)} {of_wave} LIMIT {int(limit)}"), view.is_whole
 
-    found, is_whole = query_view(root, plan, query, partial(of_wave, all_events=False))
+    def first_documents(view: View) -> list[str]:
+        return [row["document"] for row in view.rows(f"SELECT document {of_wave} LIMIT {int(limit)}")]
+
+    def notable(documents: Sequence[str] = ()) -> Selection:
+        is_wanted = ~pc.field("status").isin(_NOT_NOTABLE)
+        if documents:
+            is_wanted |= pc.field("document").isin(documents)
+        return Selection((pc.field("wave") == int(wave)) & is_wanted, ("wave", "status", "document"), waits=False)
+
+    found, is_whole = query_view(root, plan, query, notable)
     if not is_whole and len(found) < limit:
-        found, _ = query_view(root, plan, query, partial(of_wave, all_events=True))
+        documents = query_view(root, plan, first_documents, _scan)
+        found, _ = query_view(root, plan, query, partial(notable, documents))
     return found
 
 

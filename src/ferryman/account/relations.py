@@ -277,12 +277,15 @@ class View:
 
     def ended(self) -> list[EndedRow]:
         """Count the events by which deliveries ended."""
+        if self.snapshot is None:
+            counts = parquet.count_by(self._ledger, ["destination", "status", "operation", "attempt"])
+            ends = ((row, number) for row, number in sorted(counts.items()) if row[0] and row[1] in _ENDS)
+            return [EndedRow(*row, number) for row, number in ends]
         found = self._db.execute(f"""
             SELECT destination, status, operation, attempt, count(*) FROM ledger
-            WHERE destination <> '' AND status IN {quote_list(_ENDS)} GROUP BY ALL ORDER BY ALL
+            WHERE destination <> '' AND status IN {quote_list(_ENDS)} GROUP BY ALL
         """)
-        rows = [EndedRow(*row) for row in found.fetchall()]
-        return rows if self.snapshot is None else self.snapshot.merge_ended(rows)
+        return self.snapshot.merge_ended([EndedRow(*row) for row in found.fetchall()])
 
     def first_event_of_pending(self, wave: int | None, *, failed: bool) -> float | None:
         """Return the time of the first event since a wave, see ``account.queries.first_event_of_pending``.

@@ -127,14 +127,17 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             number = int(seconds // size)
             return f"{number} {unit}{'s' if unit == 'day' and number != 1 else ''}"
-    return f"{seconds:.1f} s" if seconds >= 0.05 else "0 s"
+    return f"{seconds:.1f} s" if seconds >= _SHORTEST_S else "0 s"
+
+
+_SHORTEST_S: Final = 0.05
 
 
 def rate(number: int, seconds: float) -> str:
-    """Return a rate: ``120/s``, ``4/min``; "" if nothing was done."""
-    if not number:
+    """Return a rate: ``120/s``, ``4/min``; "" if nothing was done, or in less time than ``duration`` shows."""
+    if not number or seconds < _SHORTEST_S:
         return ""
-    per_s = number / max(seconds, 1.0)
+    per_s = number / seconds
     return f"{format_count(round(per_s))}/s" if per_s >= 1 else f"{max(1, round(per_s * 60))}/min"
 
 

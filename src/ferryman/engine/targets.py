@@ -69,6 +69,7 @@ class TargetWatch:
             self._recorded = load_targets(state.root)
         except StateDamaged:  # ``fsck`` reports it; what it had is recorded again
             self._recorded = {}
+        self._saved = dict(self._recorded)
 
     # --- identity ---
 
@@ -96,9 +97,10 @@ class TargetWatch:
         self._record(name, now)
 
     def _record(self, name: str, now: Target) -> None:
-        if now != self._recorded.get(name):
-            self._recorded[name] = now
+        self._recorded[name] = now
+        if self._recorded != self._saved:
             save_targets(self._state.root, self._recorded)
+            self._saved = dict(self._recorded)
 
     # --- older copies ---
 

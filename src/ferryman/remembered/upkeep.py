@@ -248,7 +248,8 @@ class StoreKeeper:
     def size(self) -> int:
         """Return the bytes of the table and the logs."""
         table = AnswerTable(self.folder)
-        table.refresh()
+        if table.log.exists:
+            table.log.refresh(durable=False)  # nothing relies on it
         return table.size + self._log_bytes(log.log_names(self._log_folder))
 
     def _carry_over(self, folded: _Folded) -> set[bytes]:

@@ -9,14 +9,21 @@ They are frozen dataclasses in small letters, as PEP 8 has it for what is used a
 the plan's picture, and makes its arguments part of the plan's fingerprint.
 """
 
-from ferryman.steps.embed import embed_text
-from ferryman.steps.extract import extract_text
-from ferryman.steps.fetch import fetch_url
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from ferryman.steps.fields import copy_field, drop_fields, drop_if, format_size, reformat_date, rename_field, set_field
-from ferryman.steps.main_text import main_text
 from ferryman.steps.text import fill_template, keep_matches, replace_matches, split, split_text, trim, url_encode
 from ferryman.steps.unpack import unpack
-from ferryman.steps.xml import read_xml
+
+if TYPE_CHECKING:
+    from ferryman.steps.embed import embed_text
+    from ferryman.steps.extract import extract_text
+    from ferryman.steps.fetch import fetch_url
+    from ferryman.steps.page_text import main_text
+    from ferryman.steps.xml import read_xml
 
 __all__ = [
     "copy_field",
@@ -40,3 +47,19 @@ __all__ = [
     "unpack",
     "url_encode",
 ]
+
+_HEAVY: Final = {
+    "embed_text": "embed",
+    "extract_text": "extract",
+    "fetch_url": "fetch",
+    "main_text": "page_text",
+    "read_xml": "xml",
+}
+"""Names loaded on demand, and their modules: together they take as long to load as all other steps and plans. A module
+with the name of its function would hide that."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HEAVY:
+        return getattr(import_module(f"ferryman.steps.{_HEAVY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -294,7 +294,7 @@ class Sql(VectorDestination):
         if not self.vectors:
             return []
         with self._dialect.translated_errors(self.target()):
-            return self._dialect.maintain(self._url, self._layout, self.target())
+            return self._dialect.maintain(self.url, self._layout, self.target())
 
     def open(self, context: DestinationContext) -> None:
         with self._dialect.translated_errors(self.target()):

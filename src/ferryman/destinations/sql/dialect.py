@@ -147,7 +147,7 @@ class Dialect(ABC):
         """Return by which settings the server may lose what it has confirmed, and what to set instead; "": by none."""
         return ""
 
-    def maintain(self, url: sa.URL, layout: Layout, where: str) -> list[str]:
+    def maintain(self, url: str, layout: Layout, where: str) -> list[str]:
         """Do what is better done once after a load than with each chunk; return a line about each thing done."""
         return []
 

@@ -568,10 +568,10 @@ class PostgreSQL(Dialect):
         off = [name for name in risks if connection.exec_driver_sql(f"SHOW {name}").scalar_one() == "off"]
         return "; ".join(f"{name} is off: a crash of its machine {risks[name]}. Set it on" for name in off)
 
-    def maintain(self, url: sa.URL, layout: Layout, where: str) -> list[str]:
+    def maintain(self, url: str, layout: Layout, where: str) -> list[str]:
         if all(field.index is None for field in layout.vectors.values()):
             return []
-        server = engine(url)
+        server = engine(sa.make_url(url))
         with server.connect() as connection, connection.begin():
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'")
             built = pgvector.build_indexes(connection, layout, where)

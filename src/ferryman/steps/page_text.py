@@ -1,6 +1,6 @@
 """The step that finds the text of a web page without its navigation.
 
-The library works in a child process (``python -m ferryman.steps.main_text``), which has a limit of memory and is ended
+The library works in a child process (``python -m ferryman.steps.page_text``), which has a limit of memory and is ended
 when its time is up: a page is written by anybody, and what it costs to find its text is not known before. The engine's
 own children serve its tasks and are above this layer; this one reads a page from its standard input and answers on its
 standard output.
@@ -223,7 +223,7 @@ class MainTextProcess:
                     pipe.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "ferryman.steps.main_text", str(self._memory_bytes)]
+        command = [sys.executable, "-m", "ferryman.steps.page_text", str(self._memory_bytes)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             process = subprocess.Popen(
