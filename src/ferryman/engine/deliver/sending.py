@@ -44,14 +44,13 @@ from ferryman.engine.deliver.turn import (
 )
 from ferryman.engine.results import Attempts
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.engine.send_order import FamilyOrder, KeyOrder, OutboxFile, UndeliveredUpsert
+from ferryman.engine.send_order import FamilyOrder, KeyOrder, OutboxFile, UndeliveredUpsert, mask_of_deletes
 from ferryman.errors import PermanentError, TransientError, describe, plain_text, safe_repr
 from ferryman.memory import describe_memory_error, is_failed_allocation, lacks_memory
 from ferryman.net.faults import is_connection_error
 from ferryman.observe import Chunk
 from ferryman.plan import DestinationNode, Plan, Policy, errors_node, logs_of_versions
 from ferryman.records.rows import (
-    DELETE,
     OUTBOX_CONTENT,
     OUTBOX_FILE,
     OUTBOX_SMALL,
@@ -604,11 +603,11 @@ class FileDelivery:
 
     def _count_deletes(self, start: int, end: int, results: list[RowResult]) -> int:
         """Return the number of deletes that took effect."""
-        deletes = pc.equal(self.table["operation"].slice(start, end - start), DELETE)
-        if not pc.any(deletes).as_py():
+        is_delete = mask_of_deletes(self.table.slice(start, end - start))
+        if is_delete is None:
             return 0
         stay = {n.row for n in results if n.status != Status.INDEXED}
-        rows = self.row_numbers[start:end][np.asarray(deletes.to_pylist())]
+        rows = self.row_numbers[start:end][is_delete]
         return sum(row not in stay for row in rows.tolist())
 
     def _eligible_rows(self, rows: RowSpan, start: int, end: int, left_out: Sequence[int] = ()) -> list[int] | None:
