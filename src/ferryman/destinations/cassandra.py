@@ -24,14 +24,15 @@ from ferryman.destinations.base import (
     DestinationContext,
     Effect,
     Facts,
+    Hit,
     LastDelivery,
     Outcome,
+    Stored,
     compare,
     printable_id,
+    slices,
     writer_name,
 )
-from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored, slices
 from ferryman.destinations.vector_rows import TOMBSTONE_S, VectorRow, outcome_of, read_rows, route_text, stored_hash
 from ferryman.errors import Misconfigured, PlanError, UsageError
 from ferryman.net.cassandra import (

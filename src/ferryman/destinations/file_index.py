@@ -30,11 +30,10 @@ import msgspec
 import sqlalchemy as sa
 
 from ferryman import crash
-from ferryman.destinations.base import Delivery
+from ferryman.destinations.base import Delivery, slices
 from ferryman.destinations.sql import sqlite
 from ferryman.destinations.sql.layout import CONTENT_HASH, WRITERS
 from ferryman.destinations.sql.sqlite import SQLite
-from ferryman.destinations.stored import slices
 from ferryman.errors import Misconfigured, StateDamaged, Unavailable
 from ferryman.storage import files
 from ferryman.storage.folders import OWN, TargetFolder

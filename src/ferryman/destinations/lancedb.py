@@ -21,12 +21,13 @@ from ferryman.destinations.base import (
     DestinationContext,
     Effect,
     Facts,
+    Hit,
     LastDelivery,
     Outcome,
+    Stored,
     compare,
+    slices,
 )
-from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored, slices
 from ferryman.destinations.vector_rows import (
     TOMBSTONE_S,
     VectorRow,

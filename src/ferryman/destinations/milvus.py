@@ -18,12 +18,14 @@ from ferryman.destinations.base import (
     DestinationContext,
     Effect,
     Facts,
+    Hit,
     LastDelivery,
     Outcome,
+    Stored,
     compare,
+    slices,
+    split_by_size,
 )
-from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored, slices, split_by_size
 from ferryman.destinations.vector_rows import (
     TOMBSTONE_S,
     VectorRow,

@@ -23,12 +23,14 @@ from ferryman.destinations.base import (
     DestinationContext,
     Effect,
     Facts,
+    Hit,
     Outcome,
+    Stored,
+    content_hash,
     encode_payload,
+    slices,
     writer_name,
 )
-from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored, content_hash, slices
 from ferryman.document import decode_json
 from ferryman.errors import BadDocument, Misconfigured, PlanError, Unavailable
 from ferryman.net import relative_paths, urls

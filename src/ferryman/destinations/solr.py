@@ -12,9 +12,20 @@ from urllib.parse import quote, unquote, urlencode
 import msgspec
 
 from ferryman import limits
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome, printable_id
-from ferryman.destinations.queries import SNIPPET_CHARACTERS, Hit, Query, Term
-from ferryman.destinations.stored import Stored
+from ferryman.destinations.base import (
+    SNIPPET_CHARACTERS,
+    Delivery,
+    Destination,
+    DestinationContext,
+    Effect,
+    Facts,
+    Hit,
+    Outcome,
+    Query,
+    Stored,
+    Term,
+    printable_id,
+)
 from ferryman.errors import BadDocument, Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import urls
 from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered, check_destination

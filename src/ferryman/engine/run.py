@@ -26,16 +26,15 @@ from ferryman import crash, limits
 from ferryman.account.queries import all_errors_queued, cache_counts, outstanding_for_driver
 from ferryman.breaker import backoff_s
 from ferryman.engine import commands, migration
-from ferryman.engine.activity import ActivityRecorder
-from ferryman.engine.answers import AnswerUpkeep
 from ferryman.engine.at_most_once import recover_once_wave
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
+from ferryman.engine.commands import reset_states
 from ferryman.engine.commit import NO_POSITIONS, commit_staged
 from ferryman.engine.deliver.dispatch import Dispatcher, SequenceGuard
 from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
 from ferryman.engine.pending_work import Backlog, PendingWork
-from ferryman.engine.reset import reset_states
+from ferryman.engine.remembered import AnswerUpkeep
 from ferryman.engine.results import Look, Staged
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.phase import ChangeSet, ScanPhase
@@ -59,6 +58,13 @@ from ferryman.state.state import State
 if TYPE_CHECKING:
     from ferryman.engine.watch import EventWatch
     from ferryman.mirror.mirror import BackgroundMirrors
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ferryman.observe import Silent
+from ferryman.state.activity import Activity, Trouble
 
 _IDLE_TURNS: Final = 3
 """Consecutive rounds without a commit after which a run ends although something is due: a worker may have died, or a
@@ -599,3 +605,50 @@ class Upkeep:
         if self._unswept and not staging:
             sweep(self._state)
             self._unswept = False
+
+
+# Notes of what a run is doing, in the lock of its state, for ``ferryman status``.
+
+_EVERY_S: Final = 1.0
+"""Seconds between two notes of how far a phase is."""
+
+
+class ActivityRecorder(Silent):
+    """Observer that keeps the ``Activity`` of a run up to date.
+
+    Args:
+        troubles: returns the nodes that are not called for now.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, state: State, troubles: Callable[[], Sequence[Trouble]], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._state = state
+        self._troubles = troubles
+        self._clock = clock
+        self._activity = Activity()
+        self._next_note = 0.0
+
+    def phase(self, wave: int, name: str) -> None:
+        self._note(wave=wave, phase=name, since=self._clock(), done=0, expected=0, until=0.0)
+
+    def expects(self, documents: int) -> None:
+        self._note(expected=documents)
+
+    def live(self, documents: int) -> None:
+        if self._clock() >= self._next_note:
+            self._next_note = self._clock() + _EVERY_S
+            self._note(done=documents)
+
+    def settled(self, delivered: int, pending: int, failed: int) -> None:
+        so_far = self._activity
+        self._note(delivered=so_far.delivered + delivered, pending=pending, failed=so_far.failed + failed)
+
+    def waits(self, seconds: float | None = None) -> None:
+        now = self._clock()
+        self._note(phase="", since=now, done=0, expected=0, until=0.0 if seconds is None else now + seconds)
+
+    def _note(self, **changes: Any) -> None:
+        self._activity = msgspec.structs.replace(self._activity, **changes, troubles=tuple(self._troubles()))
+        self._state.note_activity(self._activity)

@@ -16,8 +16,7 @@ import msgspec
 
 from ferryman.proof import child
 from ferryman.proof.child import ChildJob, Observation, RunAnswer
-from ferryman.proof.effects import took_effect
-from ferryman.proof.faults import KINDS, PlannedFault
+from ferryman.proof.faults import KINDS, PlannedFault, took_effect
 from ferryman.proof.sample import VERSIONS
 
 _RUNS: Final = 8

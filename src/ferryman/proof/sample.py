@@ -18,7 +18,7 @@ from ferryman.engine.transform.reader import read_listed
 from ferryman.errors import BadDocument, Unavailable, UsageError
 from ferryman.limits import MIB
 from ferryman.plan import AltsNode, JoinNode, Plan, SourceNode
-from ferryman.proof.effects import Effects
+from ferryman.proof.faults import Effects
 from ferryman.sources import DataFrame
 from ferryman.sources.base import Fetched, Listed, Source
 from ferryman.sources.log import Entry, Log, Piece, Positions

@@ -22,7 +22,7 @@ from ferryman.document import Document, encode_fields
 from ferryman.errors import BadDocument, PermanentError, Unavailable
 from ferryman.plan import Plan, StepNode
 from ferryman.plan.calls import is_async
-from ferryman.proof.effects import Effects
+from ferryman.proof.faults import Effects
 from ferryman.proof.twins import append_lines
 
 CALLS: Final = "calls.jsonl"

@@ -13,8 +13,7 @@ from ferryman.destinations import Queue as QueueDestination
 from ferryman.destinations.base import Destination
 from ferryman.plan import AltsNode, DestinationNode, JoinNode, KeyedNode, Plan, Policy, SourceNode, StepNode
 from ferryman.plan.nodes import ExportsNode, Node
-from ferryman.proof.effects import Effects
-from ferryman.proof.faults import PlannedFault, node_effects
+from ferryman.proof.faults import Effects, PlannedFault, node_effects
 from ferryman.proof.sample import DrawnSource, Sample, SampleLog, SampleSource
 from ferryman.proof.steps import observe
 from ferryman.proof.twins import Misbehaviour, make_twin, wrap

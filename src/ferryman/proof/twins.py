@@ -32,14 +32,14 @@ from ferryman.destinations.base import (
     Effect,
     Guarantee,
     Outcome,
+    Stored,
     encode_payload,
 )
-from ferryman.destinations.stored import Stored
 from ferryman.errors import FerrymanError
 from ferryman.net import databases
 from ferryman.plan import DestinationNode
 from ferryman.plan.paths import target_of
-from ferryman.proof.effects import Effects
+from ferryman.proof.faults import Effects
 
 ARRIVALS: Final = "arrivals.jsonl"
 """File of a round with every delivery that a twin was given."""

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from ferryman import account, limits
-from ferryman.destinations.queries import Hit
+from ferryman.destinations.base import Hit
 from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.plan import DestinationNode, Flow, Plan
 from ferryman.plan.load import load, plan_file

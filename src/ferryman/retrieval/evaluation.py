@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ferryman import limits
-from ferryman.destinations.queries import Hit
+from ferryman.destinations.base import Hit
 from ferryman.destinations.vectors import Where
 from ferryman.document import decode_json
 from ferryman.errors import UsageError, safe_repr

@@ -14,13 +14,33 @@ from urllib.parse import quote
 import msgspec
 
 from ferryman import limits
-from ferryman.destinations.base import Delivery, DestinationContext, Effect, Facts, Guarantee, Outcome
+from ferryman.destinations.base import (
+    SNIPPET_CHARACTERS,
+    Delivery,
+    DestinationContext,
+    Effect,
+    Facts,
+    Guarantee,
+    Hit,
+    Outcome,
+    Query,
+    Stored,
+    Term,
+    parse_query,
+    slices,
+)
 from ferryman.destinations.opensearch import vectors as vectors_
-from ferryman.destinations.opensearch.documents import (
+from ferryman.destinations.opensearch.answers import (
     FILTER,
-    ID_BYTES,
     NO_PIPELINE,
     NO_ROUTING,
+    outcome_rows,
+    read_items,
+    refusal,
+    request_meaning,
+)
+from ferryman.destinations.opensearch.documents import (
+    ID_BYTES,
     OBJECT,
     PAGE,
     REQUEST_BYTES,
@@ -28,16 +48,10 @@ from ferryman.destinations.opensearch.documents import (
     BulkRow,
     BulkWriter,
     Page,
-    outcome_rows,
-    read_items,
     read_page,
-    refusal,
-    request_meaning,
     split_requests,
     stored_document,
 )
-from ferryman.destinations.queries import SNIPPET_CHARACTERS, Hit, Query, Term, parse_query
-from ferryman.destinations.stored import Stored, slices
 from ferryman.destinations.vectors import (
     FUSED,
     Declaration,

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ferryman.destinations.base import Hit
 from ferryman.destinations.opensearch.documents import OBJECT
-from ferryman.destinations.queries import Hit
 from ferryman.destinations.vectors import Filter, Metric, Scalar, VectorField, check_remembered, fits, score_of
 from ferryman.errors import Misconfigured, UsageError, safe_repr
 

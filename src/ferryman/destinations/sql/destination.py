@@ -7,12 +7,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
 
-from ferryman.destinations.base import Delivery, DestinationContext, Effect, Facts, Outcome, writer_name
-from ferryman.destinations.queries import Hit, parse_query
+from ferryman.destinations.base import (
+    Delivery,
+    DestinationContext,
+    Effect,
+    Facts,
+    Hit,
+    Outcome,
+    Stored,
+    parse_query,
+    writer_name,
+)
 from ferryman.destinations.sql.backends import BACKENDS, dialect_of
 from ferryman.destinations.sql.dialect import Dialect, Writer
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
-from ferryman.destinations.stored import Stored
 from ferryman.destinations.vectors import (
     FUSED,
     Declaration,

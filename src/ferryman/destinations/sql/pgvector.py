@@ -17,9 +17,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import UserDefinedType
 
-from ferryman.destinations.queries import Hit
+from ferryman.destinations.base import Hit, without_nul
 from ferryman.destinations.sql.layout import Layout
-from ferryman.destinations.stored import without_nul
 from ferryman.destinations.vectors import Filter, Metric, VectorField, check_remembered, hit_of
 from ferryman.errors import Misconfigured
 

@@ -11,12 +11,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
-from ferryman.destinations.queries import SNIPPET_WORDS, Hit, Query, Term
+from ferryman.destinations.base import (
+    SNIPPET_WORDS,
+    Delivery,
+    Hit,
+    LastDelivery,
+    Outcome,
+    Query,
+    Stored,
+    Term,
+    compare,
+    slices,
+)
 from ferryman.destinations.sql import dialect, sqlite_vectors
 from ferryman.destinations.sql.dialect import Dialect, index_mismatch
 from ferryman.destinations.sql.layout import IDENTITIES, WRITERS, ColumnTypes, Layout, text_type
-from ferryman.destinations.stored import Stored, slices
 from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable, UsageError
 from ferryman.limits import KIB, MIB

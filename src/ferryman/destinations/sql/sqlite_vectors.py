@@ -17,10 +17,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
 
-from ferryman.destinations.base import Delivery
-from ferryman.destinations.queries import Hit
+from ferryman.destinations.base import Delivery, Hit, slices
 from ferryman.destinations.sql.layout import Layout, made_without_vectors
-from ferryman.destinations.stored import slices
 from ferryman.destinations.vectors import Filter, Scalar, VectorField, hit_of
 from ferryman.errors import Misconfigured
 from ferryman.net.databases import sqlalchemy as sa
