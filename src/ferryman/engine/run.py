@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from ferryman import crash, limits
 from ferryman.account.queries import all_errors_queued, cache_counts, outstanding_for_driver
@@ -48,8 +50,9 @@ from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.limits import plural
 from ferryman.notify import Reporter
-from ferryman.observe import WARNING, Forwarding, Observer
+from ferryman.observe import WARNING, Forwarding, Observer, Silent
 from ferryman.records.rows import now_us
+from ferryman.state.activity import Activity, Trouble
 from ferryman.state.commands import ADOPT, OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.runs import RunRecorder
@@ -58,13 +61,7 @@ from ferryman.state.state import State
 if TYPE_CHECKING:
     from ferryman.engine.watch import EventWatch
     from ferryman.mirror.mirror import BackgroundMirrors
-from collections.abc import Sequence
-from typing import Any
 
-import msgspec
-
-from ferryman.observe import Silent
-from ferryman.state.activity import Activity, Trouble
 
 _IDLE_TURNS: Final = 3
 """Consecutive rounds without a commit after which a run ends although something is due: a worker may have died, or a

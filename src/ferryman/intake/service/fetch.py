@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from ferryman import crash, limits
+from ferryman.breaker import BreakerEvent, Breakers
 from ferryman.errors import DeliveryError, PermanentError, TransientError
 from ferryman.intake.service.errors import CorruptSubmission, SlowHost, StopRequested
 from ferryman.intake.service.manifest import check_url
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.net import http, urls
 from ferryman.net.allowed_addresses import NOTHING_PRIVATE, Reach
-from ferryman.net.urls import redact
+from ferryman.net.urls import redact, split
 from ferryman.storage import files
 from ferryman.storage.files import is_disk_full
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
-from ferryman.breaker import BreakerEvent, Breakers
-from ferryman.net.urls import split
+
 
 # --- slow hosts: jobs that need one wait in a few separate threads, so that other jobs are not delayed ---
 # Whether a host is slow is found out by the first job that connects to it, within a bounded time. This process then
