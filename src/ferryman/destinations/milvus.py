@@ -58,7 +58,7 @@ REQUEST_S: Final = 15.0
 """Time-out of a request."""
 
 REQUEST_BYTES: Final = 10 * limits.MIB
-"""Largest size of a request with several documents, as far as it can be told before: the server takes 64 MB."""
+"""Largest estimated size of a request with several documents; the server accepts 64 MB."""
 
 TEXT_BYTES: Final = 65_535
 """Longest text, and longest JSON of the fields, that Milvus holds."""

@@ -60,7 +60,7 @@ REQUEST_S: Final = 20
 """Time-out of a request."""
 
 REQUEST_BYTES: Final = 10 * limits.MIB
-"""Largest size of a request with several points, as far as it can be told before: the server takes 32 MB."""
+"""Largest estimated size of a request with several points; the server accepts 32 MB."""
 
 PAGE: Final = 500
 """Points read in a request: they are in memory together."""

@@ -115,7 +115,7 @@ def check_remembered(
         container: argument that names the store: "table", "index".
 
     Raises:
-        Misconfigured: for another number of dimensions or another model, with the way on.
+        Misconfigured: it has another number of dimensions or another model; the message says what to do.
     """
     ours = field.remembered()
     for what, of in (("dimensions", "dimensions"), ("model", "vectors of the model")):

@@ -153,7 +153,7 @@ def _renumber_rows(state: State, path: str) -> Part | None:
 
 
 _RETRIES: Final = ("retry", "retry --force", SKIP)
-"""Verbs that have an effect on entries which a plan stops before."""
+"""Verbs after which an entry that stops the plan is tried again."""
 
 
 def _retry_stopped(state: State, command: Command) -> int:
@@ -438,7 +438,7 @@ def _write_document_rows(
         columns |= {"fingerprint": ""}
     elif effect is DocumentsEffect.MISSING:
         missing = _missing_members(chosen)
-        failures = [[*_failures_but(row, wanted[_name_of(row)]), *missing[_name_of(row)]] for row in rows]
+        failures = [[*_other_failures(row, wanted[_name_of(row)]), *missing[_name_of(row)]] for row in rows]
         columns |= {"failed": list(map(encode_failures, failures)), "owed": list(map(count_open_deliveries, failures))}
         columns |= {"due": 0, "held": None}
     elif effect in (DocumentsEffect.DUE, DocumentsEffect.GIVEN_UP):  # forced documents are processed anyway
@@ -473,7 +473,7 @@ def _name_of(row: dict[str, Any]) -> DocumentKey:
     return row["source"], row["document"]
 
 
-def _failures_but(row: dict[str, Any], wanted: set[tuple[str, str, str]]) -> list[FailedMember]:
+def _other_failures(row: dict[str, Any], wanted: set[tuple[str, str, str]]) -> list[FailedMember]:
     """Return the failures of a row of ``documents`` without these deliveries, which may be due from an earlier
     repair."""
     kept = [_remove_deliveries(failure, wanted) for failure in decode_failures(row["failed"])]

@@ -107,7 +107,7 @@ KINDS: Final = {
     "jvm": Kind("Spark's Java process is killed", "jvm", spark=True),
     "spark": Kind("Spark runs the task of a killed worker again", "spark", spark=True),
 }
-"""Kind of fault -> what it is, in the order of the table."""
+"""Kinds of faults by name, in the order of the report's table."""
 
 COMMIT_POINTS: Final = ("commit.ready", "wave.logged", "deliver.done", "ledger.synced", "outbox.logged")
 """Points of the driver at which the faults of ``commit`` are tried."""
@@ -139,7 +139,7 @@ class PlannedFault(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Return what it is counted by: a durable write, or a node."""
+        """Return the name under which rounds are counted: of a durable write, or of a node."""
         return self.at or "any"
 
 

@@ -175,7 +175,7 @@ def _entries(log: Log, count: int) -> Iterator[Document | Entry]:
         yield from log.read_piece(piece)
 
 
-# What stands in the place of the sources, in each round.
+# What stands in place of the sources, in each round.
 
 
 class SampleSource(Source):

@@ -129,7 +129,7 @@ class RememberedAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         kind: ``WRITTEN``, ``DROPPED`` or ``REFUSED``.
         created: µs since 1970.
-        fields: fields that the step set or changed, as JSON; null in the place of each vector.
+        fields: fields that the step set or changed, as JSON; null in place of each vector.
         removed: fields that it removed.
         vectors: place and length of each vector.
         numbers: all vectors' numbers, as little-endian float32.
@@ -279,7 +279,7 @@ def _plain(value: Any) -> Any:
 
 
 def _take_vectors(value: Any, place: _Place, vectors: list[tuple[_Place, list[Any]]]) -> Any:
-    """Return a value with null in the place of its vectors, which are added to ``vectors``."""
+    """Return a value with null in place of its vectors, which are added to ``vectors``."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, (list, tuple)):

@@ -75,10 +75,10 @@ class Imap(Source):
         exclude: folders that are left out, likewise.
         user, password: of the account; ``${NAME}`` is filled in from the environment. The password must come from
             there.
-        token: a token for XOAUTH2 in the place of the password, as ``"${NAME}"``.
+        token: a token for XOAUTH2 in place of the password, as ``"${NAME}"``.
         security: "tls"; "starttls"; "none", for servers of this machine only.
         port: None: 993 with TLS, else 143.
-        ca: file with the certificate of an authority to trust in the place of the system's.
+        ca: file with the certificate of an authority to trust in place of the system's.
         max_bytes: largest mail; a larger one is rejected.
         timeout_s: time that the server may take to connect, and to send the next bytes (seconds).
         may_be_empty: whether no mails at all are normal, and delete every document.
@@ -191,7 +191,7 @@ class Imap(Source):
 
 
 class ServerAddress(NamedTuple):
-    """Server and login, with the names of variables in the place of secrets."""
+    """Server and login, with the names of variables in place of secrets."""
 
     host: str
     port: int

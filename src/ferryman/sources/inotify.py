@@ -49,7 +49,7 @@ nothing."""
 
 
 class CannotWatch(Exception):
-    """Why changes of a folder cannot be noticed by events, for people."""
+    """Raised if the kernel cannot report changes of a folder; the text gives the reason."""
 
 
 class Event(NamedTuple):

@@ -157,7 +157,7 @@ def check_columns(connection: sa.Connection, layout: Layout, where: str) -> None
     """Check that the columns of an existing table are of the declared types, and an index counts as declared.
 
     Raises:
-        Misconfigured: they are not, with the way on.
+        Misconfigured: they are not; the message says what to do.
     """
     types = sa.text(
         "SELECT attname, typname, atttypmod FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "

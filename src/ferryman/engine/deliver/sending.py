@@ -689,7 +689,7 @@ class Lane(NamedTuple):
     destination: str
     files: list[OutboxFile]
     isolated: bool = False
-    """A worker died over this destination, or it hung: it is called in a child process."""
+    """Whether the destination is called in a child process, because a worker died over it, or because it hung."""
     settled: int = 0
     """Deliveries with lower sequences are settled: they are never sent again."""
     doubt: LaneDoubt = LaneDoubt()
@@ -706,11 +706,11 @@ class LaneReport(NamedTuple):
     trouble: str = ""
     """Reason why the lane stopped (the destination is unavailable or misconfigured); "": it did not stop."""
     permanent: bool = False
-    """An operator must fix it."""
+    """Whether the destination stays stopped until an operator has fixed it."""
     hung: bool = False
-    """A call of the destination was abandoned."""
+    """Whether a call of the destination was abandoned."""
     others: bool = False
-    """Other lanes of this destination may still be inside a call."""
+    """Whether other lanes of this destination may still be inside a call."""
     stopped_at: tuple[int, ...] = ()
     """Sequences of the rows whose ``write`` failed as if the whole destination did, or hung."""
     alone: tuple[int, ...] = ()
@@ -718,9 +718,9 @@ class LaneReport(NamedTuple):
     takes_bytes: int = 0
     """Largest chunk, in bytes, that was accepted in place of a larger one that was not; 0: there was none."""
     accepted: bool = False
-    """The destination has answered for single rows."""
+    """Whether the destination has answered for single rows."""
     chunks: tuple[Chunk, ...] = ()
-    """Calls of ``write``, if they are noted; the first ones."""
+    """The first calls of ``write``, if calls are recorded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -528,7 +528,7 @@ class Crawl:
 
     @property
     def _is_blind(self) -> bool:
-        """Return whether a page is in the place of robots.txt, and not because the host answers so for any address that
+        """Return whether a page is in place of robots.txt, and not because the host answers so for any address that
         it does not have: then this may be another site, such as one of maintenance."""
         return bool(self._robots.page) and not self._memory.robots_is_missing
 
