@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import ferryman
+from tests.support import source_code
+from tests.support.source_code import PACKAGE
 
-PACKAGE = Path(ferryman.__file__).parent
 Graph = Mapping[str, set[str]]
 
 LAZY = {("ferryman.sources", "ferryman.intake.source"), ("ferryman.destinations", "ferryman.intake.destination")}
@@ -26,9 +26,9 @@ LAZY = {("ferryman.sources", "ferryman.intake.source"), ("ferryman.destinations"
 def modules() -> dict[str, ast.Module]:
     """Module name -> its syntax tree; a package is named as its ``__init__`` is imported."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path, tree in source_code.trees().items():
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text("utf-8"))
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = tree
     return found
 
 
