@@ -1,5 +1,5 @@
-"""The package's code as syntax trees, parsed once in a process: that takes seconds. Tests of the code run in one process,
-as ``schedule.TOGETHER`` says."""
+"""The package's code as syntax trees, parsed once in a process. Tests of the code run in one process: see
+``schedule.TOGETHER``."""
 
 from __future__ import annotations
 
