@@ -446,18 +446,18 @@ class Qdrant(VectorServer):
             if ids is not None:
                 for some in slices(map(point_id, ids), PAGE):
                     page = client.retrieve(self.collection, some, with_payload=True, consistency=majority)
-                    yield from (stored for point in page if (stored := self._stored(point)) is not None)
+                    yield from (stored for point in page if (stored := self._read_point(point)) is not None)
                 return
             offset = None
             while True:
                 page, offset = client.scroll(
                     self.collection, limit=PAGE, offset=offset, with_payload=True, consistency=majority
                 )
-                yield from (stored for point in page if (stored := self._stored(point)) is not None)
+                yield from (stored for point in page if (stored := self._read_point(point)) is not None)
                 if offset is None:
                     return
 
-    def _stored(self, point: Any) -> Stored | None:
+    def _read_point(self, point: Any) -> Stored | None:
         """Return what a point holds; None: it is deleted, or was not written by Ferryman."""
         payload = dict(point.payload or {})
         own = payload.pop(OBJECT, None)

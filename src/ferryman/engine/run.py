@@ -238,7 +238,7 @@ class Run:
 
     def _counts_so_far(self) -> dict[str, int]:
         """Return what an endless run has done, as ``state.runs.PastRun`` has it."""
-        owed = self._owed()
+        owed = self._count_pending()
         code = 4 if owed or self._listing_incomplete or self._scan_stopped else 0
         done = {name: getattr(self._summary, name) for name in ("waves", "delivered", "deleted", "dropped")}
         return {"exit": code, **done, "pending": owed}
@@ -436,10 +436,10 @@ class Run:
         self._answers.run()
         self._transform.has_orphans = False
         self._nodes.forget_scopes(self._pending.step_debts())
-        self._observer.settled(settled.delivered, self._owed(), settled.failed)
+        self._observer.settled(settled.delivered, self._count_pending(), settled.failed)
         return settled.sent
 
-    def _owed(self) -> int:
+    def _count_pending(self) -> int:
         """Return the number of pending deliveries."""
         return sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
 

@@ -83,12 +83,12 @@ class DrawnSource:
         gone = set(range(2, len(documents) - 1, _SHARE)) - new
         changed = {place for place in range(0, len(documents), _SHARE) if place not in gone | new}
         return [
-            self._exchanged(place) if place in changed else each
+            self._exchange_content(place) if place in changed else each
             for place, each in enumerate(documents)
             if place not in gone
         ]
 
-    def _exchanged(self, place: int) -> Drawn:
+    def _exchange_content(self, place: int) -> Drawn:
         """Return a document with the content of the next one of its kind, which its steps can surely process."""
         this = self.documents[place]
         kind = PurePosixPath(this.id).suffix

@@ -88,7 +88,7 @@ class TwinPlan:
             case KeyedNode() | ExportsNode():
                 return node
             case JoinNode() | AltsNode():
-                return dataclasses.replace(node, source=self._combined(node.source))
+                return dataclasses.replace(node, source=self._combine(node.source))
             case SourceNode():
                 return dataclasses.replace(node, source=self._source(node))
             case StepNode():
@@ -124,7 +124,7 @@ class TwinPlan:
         twin.root = root
         return twin
 
-    def _combined(self, source: Source) -> Source:
+    def _combine(self, source: Source) -> Source:
         """Return the same join of the twins of the logs."""
         assert isinstance(source, Joined | Alternating)
         return type(source)({name: self._logs[id(log)] for name, log in source.inputs.items()})

@@ -68,11 +68,11 @@ def join_tables(number: int, inputs: Mapping[str, pa.Table]) -> pa.Table | None:
         id=list(map(joined_id, zip(*ids, strict=True))),
         fields=fields,
         version=[content_version(each, None) for each in fields],
-        provenance=_merged(inputs.values(), rows),
+        provenance=_merge(inputs.values(), rows),
     )
 
 
-def _merged(inputs: Collection[pa.Table], rows: int) -> list[str | None] | None:
+def _merge(inputs: Collection[pa.Table], rows: int) -> list[str | None] | None:
     if all(table["provenance"].null_count == rows for table in inputs):
         return None
     return list(map(merge_provenances, zip(*(column_values(table["provenance"]) for table in inputs), strict=True)))

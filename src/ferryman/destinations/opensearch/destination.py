@@ -561,7 +561,7 @@ class OpenSearch(VectorDestination):
 
     def nearest(self, field: str, vector: Sequence[float], limit: int = 10, where: Where | None = None) -> list[Hit]:
         question, wanted = read_question(self.vectors, field, vector), read_filter(where)
-        with self._asking() as ask:
+        with self._open_reader() as ask:
             return self._nearest(ask, field, question, limit, wanted, self._properties(ask))
 
     def hybrid(
@@ -570,7 +570,7 @@ class OpenSearch(VectorDestination):
         """Fuse the ranks of words and of vectors, see ``VectorDestination.hybrid``."""
         question, wanted = read_question(self.vectors, field, vector), read_filter(where)
         query, depth = parse_query(text), min(vectors_.MOST_HITS, max(limit, FUSED))
-        with self._asking() as ask:
+        with self._open_reader() as ask:
             properties = self._properties(ask)
             near = self._nearest(ask, field, question, depth, wanted, properties)
             found: list[Hit] = []
@@ -610,7 +610,7 @@ class OpenSearch(VectorDestination):
         return properties
 
     @contextmanager
-    def _asking(self) -> Iterator[Ask]:
+    def _open_reader(self) -> Iterator[Ask]:
         """Open a connection for questions."""
         http = self._connection()
         try:

@@ -280,7 +280,7 @@ class FileDelivery:
         turn = self.turn
         if not turn.may_send():
             raise LaneStop  # do not claim rows that would not be sent
-        waiting = self._waiting(start, end)
+        waiting = self._waiting_rows(start, end)
         if len(waiting) == end - start:
             self._note_waiting(rows, start, end)
             return
@@ -319,7 +319,7 @@ class FileDelivery:
     def _send(self, rows: RowSpan, start: int, end: int) -> None:
         if not self.turn.may_send():  # 2
             raise LaneStop
-        waiting = self._waiting(start, end)
+        waiting = self._waiting_rows(start, end)
         if len(waiting) == end - start:
             self._note_waiting(rows, start, end)
             return
@@ -477,7 +477,7 @@ class FileDelivery:
 
     # -- both --------------------------------------------------------------------------------------
 
-    def _waiting(self, start: int, end: int) -> list[int]:
+    def _waiting_rows(self, start: int, end: int) -> list[int]:
         """Return which rows of a chunk wait now, as indexes within the chunk: exports for an earlier one of their key,
         deletes for an upsert of their family."""
         deletes = self.families.waiting(start, end)

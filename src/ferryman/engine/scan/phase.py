@@ -305,7 +305,7 @@ def hold_deletes(comparison: SourceComparison, listing: Listing, allowed: Allowe
     trim = len(source.prefix)
     allowed_names = frozenset(word.rstrip("/") for word in allowed) if allowed else frozenset()
     names = allowed_names | {word.removeprefix(source.prefix) for word in allowed_names}
-    missing = _count_by_folder((batch.column("id") for batch in _unlisted(comparison)), trim)
+    missing = _count_by_folder((batch.column("id") for batch in _remove_reported(comparison)), trim)
     allowed_count = sum(missing[name] for name in names)
     share = source.max_deleted
     if comparison.unlisted_count - allowed_count > share * comparison.known:
@@ -348,7 +348,7 @@ def _sample_missing(comparison: SourceComparison, source: Source) -> Iterator[st
     """Yield the source's own ids of some missing documents: a few from each folder."""
     looked_at: Counter[str] = Counter()
     left = limits.DELETION_CHECKS
-    for batch in _unlisted(comparison):
+    for batch in _remove_reported(comparison):
         for id in batch.column("id").to_pylist():
             own = source.own_id(id)
             folder = own.rpartition("/")[0]
@@ -360,7 +360,7 @@ def _sample_missing(comparison: SourceComparison, source: Source) -> Iterator[st
                     return
 
 
-def _unlisted(comparison: SourceComparison) -> Iterator[pa.RecordBatch]:
+def _remove_reported(comparison: SourceComparison) -> Iterator[pa.RecordBatch]:
     """Yield the missing documents without those of which the source says that they were deleted."""
     for batch in comparison.missing():
         yield batch.filter(pc.is_null(batch.column("place")))
