@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import functools
 import gc
 import os
 import shutil
@@ -220,6 +221,7 @@ def _is_long(item: pytest.Item) -> bool:
     return needs_more is not None or _is_in(item.path, LONG)
 
 
+@functools.cache
 def _is_in(path: Path, places: tuple[str, ...]) -> bool:
     return _place(path).startswith(places)
 

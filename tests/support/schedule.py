@@ -37,7 +37,13 @@ TOGETHER = {
         "tests/docs/test_move_an_index.py",
         "tests/sources/test_indexes.py",
     ),
-    "code": ("tests/test_docstrings.py", "tests/test_messages.py", "tests/test_names.py", "tests/test_structure.py"),
+    "code": (
+        "tests/cli/test_commands_in_messages.py",
+        "tests/test_docstrings.py",
+        "tests/test_messages.py",
+        "tests/test_names.py",
+        "tests/test_structure.py",
+    ),
     "kafka": ("tests/kafka/*.py",),
     "cassandra": (
         "tests/mirror/*.py",
