@@ -174,8 +174,8 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # native modules complain of what is still there when Python ends
 
 
-ENVIRONMENT = {forked_servers.FOLDER, "PYTEST_CURRENT_TEST", "PYTHONPATH", "SPARK_LOCAL_IP"}
-"""Variables that stay when they were set: for all tests of this process."""
+ENVIRONMENT = {forked_servers.FOLDER, "PYTEST_CURRENT_TEST", "PYTHONPATH", "SPARK_LOCAL_IP", "_RJEM_MALLOC_CONF"}
+"""Variables that stay when they were set, for all tests of this process; the last one is set by Polars."""
 
 _environments: dict[Path, dict[str, str]] = {}
 """The environment as a file of tests found it."""

@@ -18,7 +18,7 @@ import pytest
 
 from ferryman import Document, Remember, limits
 from ferryman.cli.account import print_targets
-from ferryman.destinations import Directory, JsonLines, Memory, Queue, Sql, Webhook
+from ferryman.destinations import Directory, JsonLines, Memory, Queue, Sql, Stored, Webhook
 from ferryman.destinations.base import (
     Delivery,
     Destination,
@@ -26,7 +26,6 @@ from ferryman.destinations.base import (
     Effect,
     Guarantee,
     Outcome,
-    Stored,
     is_same_value,
 )
 from ferryman.destinations.sql import sqlite as sqlite_dialect

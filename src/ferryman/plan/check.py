@@ -1,25 +1,24 @@
-"""Checks of a plan: its shape, inputs, strategy and remembering steps; all findings are reported at once."""
+"""Checks of a plan's shape; all findings are reported at once."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from math import inf
-from typing import Final, Literal, cast, get_args
+from typing import cast
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
-from ferryman.plan.calls import call_findings, concurrent_step_findings
+from ferryman.plan.calls import call_findings
+from ferryman.plan.inputs import feed_findings, input_findings
 from ferryman.plan.keyed import converging_copy_findings, keyed_findings
 from ferryman.plan.nodes import (
     AltsNode,
     CalledNode,
     DestinationNode,
     JoinNode,
-    KeyedNode,
     Node,
     RouterNode,
     SourceNode,
@@ -27,10 +26,9 @@ from ferryman.plan.nodes import (
     is_capability_name,
 )
 from ferryman.plan.paths import cycles, ends, loop_findings, sources_of_targets, successors, target_of
-from ferryman.remembered import Remember
+from ferryman.plan.remember import remember_findings, shared_name_findings
 from ferryman.routers import Router
 from ferryman.sources.base import Source
-from ferryman.sources.log import CombinedLog, Log, feed_name
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 
@@ -324,143 +322,3 @@ def _destinations_of_one_document(nodes: Sequence[Node]) -> set[tuple[str, str]]
         for left, right in pairs:
             reached_pairs |= {(min(a, b), max(a, b)) for a in left for b in right}
     return reached_pairs
-
-
-# --- inputs of joins, alts and strategies ---
-
-Strategy = Literal["at-most-once"]
-
-
-def strategy_findings(strategy: object, checkpoint: object, nodes: Iterable[Node]) -> Iterator[str]:
-    """Yield the reasons why a plan with these nodes cannot have this strategy."""
-    if not isinstance(checkpoint, int) or checkpoint < 1:
-        yield f"checkpoint={checkpoint!r}: give how many entries may be in doubt after a kill, from 1."
-    if strategy is None:
-        if checkpoint != 1:
-            yield f"checkpoint={checkpoint!r}: it goes with strategy='at-most-once'."
-        return
-    if strategy not in get_args(Strategy):
-        yield f"strategy={strategy!r}: give {' or '.join(map(repr, get_args(Strategy)))}, or leave it out."
-        return
-    yield from concurrent_step_findings(nodes, strategy)
-    for node in nodes:
-        if isinstance(node, KeyedNode):
-            yield (
-                f"{node.name}: a keyed node calls `update` again where a kill came between, so a plan with "
-                f"strategy={strategy!r} cannot have one: let it write to a queue, and keep the state in another plan."
-            )
-        elif isinstance(node, JoinNode) and _has_filters(node.source):
-            yield (
-                f"{node.name}: an input has a filter, so which messages it joins shows only when they are read, and "
-                f"strategy={strategy!r} has to know it before: filter in a plan of its own that writes to a queue."
-            )
-        elif isinstance(node, SourceNode) and not isinstance(node.source, Log):
-            yield (
-                f"{node.name}: strategy={strategy!r} takes only sources that are read by position, such as "
-                f"sources.Queue, and {type(node.source).__name__} is not. Leave the strategy out: at most once is then "
-                'a destination\'s guarantee="at-most-once".'
-            )
-        elif isinstance(node, SourceNode) and isinstance(node.source, Log) and node.source.repeats_ids:
-            yield (
-                f"{node.name}: a change that was lost would leave the key as it was: read "
-                f"{type(node.source).__name__} in a plan without strategy={strategy!r}."
-            )
-
-
-def feed_findings(key: str, nodes: Iterable[Node]) -> Iterator[str]:
-    """Yield a finding for each source of a plan (``name-vVERSION``) that reads the changes of the plan's own states."""
-    for node in nodes:
-        if (
-            isinstance(node, SourceNode)
-            and isinstance(node.source, Source)
-            and node.source.reads() in _own_feeds(key, nodes)
-        ):
-            yield (
-                f"{node.name}: reads the changes of a state that this plan keeps. Put what is to follow them after "
-                "the keyed node, which exports them, or into a plan of its own."
-            )
-
-
-def _own_feeds(key: str, nodes: Iterable[Node]) -> set[str]:
-    return {feed_name(key, node.name) for node in nodes if isinstance(node, KeyedNode)}
-
-
-def input_findings(node: JoinNode | AltsNode, nodes_by_name: Mapping[str, Node]) -> list[str]:
-    """Return the faults of a node's inputs."""
-    findings = []
-    names_by_log: dict[tuple[str, str], str] = {}
-    if len(node.after) < 2:
-        findings.append(f"{node.name}: has {len(node.after)} inputs: give two or more.")
-    for name in node.after:
-        source = nodes_by_name.get(name)
-        if not isinstance(source, SourceNode) or not isinstance(source.source, Log) or source.after:
-            findings.append(f"{node.name}: its input {name} is not a log: give sources such as sources.Queue.")
-        elif source.source.repeats_ids:
-            findings.append(
-                f"{node.name}: its input {name} has deletions in it, which cannot be joined with anything: read "
-                f"{type(source.source).__name__} in a plan of its own that writes to a queue."
-            )
-        elif (place := source.source.place()) is not None:
-            other = names_by_log.setdefault((place, source.source.prefix), name)
-            if other != name:
-                findings.append(
-                    f"{node.name}: its inputs {other} and {name} read the same log, so their entries have the same "
-                    "ids: give one of them another prefix=."
-                )
-    return findings
-
-
-def _has_filters(joined: Source) -> bool:
-    inputs = joined.inputs.values() if isinstance(joined, CombinedLog) else ()
-    return any(log.filters for log in inputs if isinstance(log, Log))  # other inputs are refused by input_findings
-
-
-# --- steps that remember ---
-
-_REFUSED: Final = {
-    "extract_text": "changes the content of documents",
-    "fetch_url": "changes the content of documents",
-    "split_text": "makes children",
-    "unpack": "makes children",
-}
-"""Ready-made step -> what it does that cannot be remembered."""
-
-
-def remember_findings(node: StepNode) -> Iterator[str]:
-    """Yield the reasons why a step cannot remember."""
-    remember = node.remember
-    if remember is None:
-        return
-    if not isinstance(remember, Remember):
-        yield f"{node.name}: remember={remember!r}: give a Remember(version, ...)."
-        return
-    for why in remember.findings():
-        yield f"{node.name}: remember: {why}"
-    made = node.fn if isinstance(node.fn, type) else type(node.fn)
-    if made.__module__.startswith("ferryman.steps.") and (does := _REFUSED.get(made.__name__)):
-        yield (
-            f"{node.name}: {made.__name__} {does}, and only fields are remembered: leave out remember=, and let the "
-            "step after it remember."
-        )
-    elif inspect.isgeneratorfunction(node.fn):
-        yield (
-            f"{node.name}: its function is a generator, which makes children, and only fields are remembered: make "
-            "children in a step before it."
-        )
-
-
-def shared_name_findings(nodes: Sequence[Node]) -> Iterator[str]:
-    """Yield a finding for each name under which two steps of a plan would share answers although they read or write
-    other fields."""
-    seen: dict[tuple[str, str], StepNode] = {}
-    for node in nodes:
-        if not isinstance(node, StepNode) or not isinstance(node.remember, Remember):
-            continue
-        remember = node.remember
-        other = seen.setdefault((remember.name or node.name, remember.version), node)
-        assert other.remember is not None
-        if (other.remember.reads, other.remember.writes) != (remember.reads, remember.writes):
-            yield (
-                f"{node.name}: remembers under the name and version of {other.name}, but reads or writes other fields: "
-                "give it another name= or version=."
-            )

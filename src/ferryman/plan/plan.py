@@ -18,8 +18,8 @@ from ferryman.net import urls
 from ferryman.net.relative_paths import absolute
 from ferryman.plan import check
 from ferryman.plan.calls import forgotten_return_warnings, pickling_findings
-from ferryman.plan.check import Strategy, strategy_findings
 from ferryman.plan.fingerprint import fingerprint
+from ferryman.plan.inputs import Strategy, strategy_findings
 from ferryman.plan.nodes import (
     AltsNode,
     Combiner,
