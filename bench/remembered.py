@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from bench.harness import Row, Sizes, print_progress
 from ferryman import Document, Remember
-from ferryman.remembered.inputs import Input, key_of, make_input
+from ferryman.remembered.answers import Input, key_of, make_input
 from ferryman.remembered.store import AnswerStore
 from ferryman.remembered.table import ANSWERS, BUCKET, AnswerTable
 

@@ -27,7 +27,7 @@ from bench.harness import ROOT, Row, Sizes, alternate, empty_folder, print_progr
 from bench.processes import Watch
 from ferryman import Plan
 from ferryman.destinations import Delivery, DestinationContext, Guarantee, Sql
-from ferryman.destinations.stored import content_hash
+from ferryman.destinations.base import content_hash
 from ferryman.sources import Memory
 from ferryman.state.state import state_root
 from ferryman.verification import verify

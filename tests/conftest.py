@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import functools
 import gc
 import os
 import shutil
@@ -115,6 +116,23 @@ EACH_TIME = (
 """Files of which ``--each-rule`` leaves nothing out: they kill at each crash point, or ask for a test of each rule."""
 
 
+FILE_PARTS = 10
+"""A sample of one test in a multiple of so many is a part of the tests in one of so many files: the other files are not
+even imported."""
+
+
+def _is_by_file(config: pytest.Config) -> bool:
+    return config.getoption("--sample")[1] % FILE_PARTS == 0 and not config.getoption("--each-rule")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files that a sample has no tests of, unless they are named."""
+    if collection_path.suffix != ".py" or not _is_by_file(config) or not _is_in(collection_path, LONG):
+        return None
+    part, _ = config.getoption("--sample")
+    return zlib.crc32(_place(collection_path).encode()) % FILE_PARTS != (part - 1) % FILE_PARTS or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what talks to a server; with ``--sample K/N`` leave out all but a part of what takes long; sort the rest."""
     for item in items:
@@ -123,9 +141,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     part, parts = config.getoption("--sample")
     if parts > 1:
         long = [i for i in items if _is_long(i)]
+        if _is_by_file(config):
+            part, parts = (part - 1) // FILE_PARTS + 1, parts // FILE_PARTS
         chosen = {i for i in long if zlib.crc32(i.nodeid.encode()) % parts == part - 1}
         if config.getoption("--each-rule"):
-            chosen |= {i for i in long if _is_in(i, EACH_TIME)}
+            chosen |= {i for i in long if _is_in(i.path, EACH_TIME)}
             chosen |= missing(items, {*items} - {*long} | chosen)
         left_out = {*long} - chosen
         config.hook.pytest_deselected(items=[i for i in long if i in left_out])
@@ -154,6 +174,33 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # native modules complain of what is still there when Python ends
 
 
+ENVIRONMENT = {forked_servers.FOLDER, "PYTEST_CURRENT_TEST", "PYTHONPATH", "SPARK_LOCAL_IP", "_RJEM_MALLOC_CONF"}
+"""Variables that stay when they were set, for all tests of this process; the last one is set by Polars."""
+
+_environments: dict[Path, dict[str, str]] = {}
+"""The environment as a file of tests found it."""
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.path not in _environments:
+        _environments[item.path] = _environment()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """A file of tests leaves the environment as it was: the tests after it would pass or fail by the order of files."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        before, now = _environments.pop(item.path), _environment()
+        changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+        assert not changed, f"{item.path.name} leaves changed variables in the environment: {', '.join(changed)}"
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """A test that fails says how its servers are: one that has ended explains what a client says."""
@@ -171,11 +218,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 def _is_long(item: pytest.Item) -> bool:
     needs_more = item.get_closest_marker("spark") or item.get_closest_marker("server")
-    return needs_more is not None or _is_in(item, LONG)
+    return needs_more is not None or _is_in(item.path, LONG)
 
 
-def _is_in(item: pytest.Item, places: tuple[str, ...]) -> bool:
-    return item.path.relative_to(Path(__file__).parent).as_posix().startswith(places)
+@functools.cache
+def _is_in(path: Path, places: tuple[str, ...]) -> bool:
+    return _place(path).startswith(places)
+
+
+def _place(path: Path) -> str:
+    return path.relative_to(Path(__file__).parent).as_posix()
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src"
+from tests.support.source_code import PACKAGE, nodes, trees
 
 
 def listed(text: str, section: str) -> list[str]:
@@ -29,11 +28,10 @@ def parameters(node: ast.AST) -> set[str]:
 
 
 def missing() -> Iterator[str]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
-                wrong = set(listed(text, "Args")) - parameters(node)
-                yield from (f"{path.relative_to(SOURCE)}: {node.name}: {name}" for name in sorted(wrong))
+    for path, node in nodes():
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
+            wrong = set(listed(text, "Args")) - parameters(node)
+            yield from (f"{path.relative_to(PACKAGE)}: {node.name}: {name}" for name in sorted(wrong))
 
 
 def test_every_argument_that_is_described_exists() -> None:
@@ -63,9 +61,9 @@ def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 def test_a_docstring_stands_alone() -> None:
     """It begins with a verb or a noun."""
     assert [
-        f"{path.relative_to(SOURCE)}:{each.lineno}: {str(each.value).strip()[:60]}"
-        for path in sorted(SOURCE.rglob("*.py"))
-        for each in docstrings(ast.parse(path.read_text("utf-8")))
+        f"{path.relative_to(PACKAGE)}:{each.lineno}: {str(each.value).strip()[:60]}"
+        for path, tree in trees().items()
+        for each in docstrings(tree)
         if FIRST_WORDS.match(str(each.value).strip())
     ] == []
 

@@ -8,44 +8,39 @@ import io
 import json
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-import ferryman
 from ferryman.cli import terminal
 from ferryman.errors import FerrymanError, TransientError, message_of, single_stops
 from ferryman.observe import Bar, JsonLog, LineProgress
-
-SOURCE = Path(ferryman.__file__).parent
+from tests.support.source_code import nodes
 
 ENDED = "the store is away. Run again."
 
 
-def texts(path: Path) -> Iterator[str]:
-    """Every text in a module; in place of what an f-string inserts, a word."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+def texts() -> Iterator[tuple[str, str]]:
+    """Every text in the package, with its module's name; in place of what an f-string inserts, a word."""
+    for path, node in nodes():
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+            yield path.name, node.value
         elif isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "word" for part in node.values)
+            words = (str(part.value) if isinstance(part, ast.Constant) else "word" for part in node.values)
+            yield path.name, "".join(words)
 
 
 def test_no_text_of_ours_has_one() -> None:
-    assert [
-        (path.name, text) for path in SOURCE.rglob("*.py") for text in texts(path) if single_stops(text) != text
-    ] == []
+    assert [(name, text) for name, text in texts() if single_stops(text) != text] == []
 
 
 def test_numbers_are_grouped_in_one_way() -> None:
     """Digits have spaces between their groups, everywhere; commas are only in amounts of money."""
     found = [
         path.name
-        for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for path, node in nodes()
         if isinstance(node, ast.FormattedValue)
         and node.format_spec is not None
         and "," in ast.unparse(node.format_spec)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.source_code import nodes
+
 ROOT = Path(__file__).parents[1]
 
 PORTS = {"Csv", "Elasticsearch", "JsonLines", "Kafka", "Lines", "Memory", "OpenSearch", "Queue", "Solr", "Sql"}
@@ -38,17 +40,6 @@ RETIRED_IN_TEXTS = {
 
 
 @functools.cache
-def syntax() -> list[tuple[Path, ast.AST]]:
-    """All nodes of the package's modules that have a name or a text."""
-    return [
-        (path, node)
-        for path in (ROOT / "src").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.ClassDef | ast.Constant)
-    ]
-
-
-@functools.cache
 def texts() -> list[tuple[Path, list[str]]]:
     """All files with words that people read, as lines."""
     return [
@@ -62,7 +53,7 @@ def texts() -> list[tuple[Path, list[str]]]:
 def test_a_class_name_stands_once() -> None:
     """Ports aside: a reader who looks for a class finds one."""
     places = defaultdict(list)
-    for path, node in syntax():
+    for path, node in nodes():
         if isinstance(node, ast.ClassDef):
             places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert {name: where for name, where in places.items() if len(where) > 1 and name not in PORTS} == {}
@@ -85,7 +76,7 @@ def test_retired_phrases_are_not_in_texts(words: str) -> None:
     """String literals of the package: what the program says, and what the reference pages quote."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {match[0]}"
-        for path, node in syntax()
+        for path, node in nodes()
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for match in re.finditer(words, node.value, re.IGNORECASE)
     ]

@@ -18,10 +18,17 @@ import pytest
 
 from ferryman import Document, Remember, limits
 from ferryman.cli.account import print_targets
-from ferryman.destinations import Directory, JsonLines, Memory, Queue, Sql, Webhook
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
+from ferryman.destinations import Directory, JsonLines, Memory, Queue, Sql, Stored, Webhook
+from ferryman.destinations.base import (
+    Delivery,
+    Destination,
+    DestinationContext,
+    Effect,
+    Guarantee,
+    Outcome,
+    is_same_value,
+)
 from ferryman.destinations.sql import sqlite as sqlite_dialect
-from ferryman.destinations.stored import Stored, is_same_value
 from ferryman.errors import PermanentError, Unavailable, UsageError
 from ferryman.operations import resolve, retry
 from ferryman.plan import Plan

@@ -1,7 +1,7 @@
 """Circuit breakers: whether something that failed is called again, as one state machine.
 
 The same machine serves a step in a task (``engine.transform.health``), nodes and destinations in the driver
-(``engine.breakers``), and hosts (``steps.fetch``, ``intake.service.hosts``). They differ in what counts as an event,
+(``engine.breakers``), and hosts (``steps.fetch``, ``intake.service.fetch``). They differ in what counts as an event,
 and in how long a wait is.
 """
 

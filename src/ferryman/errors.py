@@ -110,10 +110,7 @@ class Unsupported(BadDocument):
 
 class Misconfigured(PermanentError):
     """Raised if the whole step, source or destination cannot work until somebody fixes it (a wrong password, a missing
-    index). It is stopped for this run and reported; no document spends an attempt.
-
-    It is stopped for this run and named; no document spends an attempt.
-    """
+    index). It is stopped for this run and reported; no document spends an attempt."""
 
     universal = True
 

@@ -283,7 +283,7 @@ class PhaseTracker:
         self._outcome = ""
         self._began = self._progress_at = self.reported_at = clock()
         self._is_quiet = False
-        """Nothing has had a result since the last wait."""
+        """Whether no document has had a result since the last wait."""
         self._unreported: list[EndedPhase] = []
         """Phases since then."""
         self._pending: dict[str, int] = {}

@@ -211,7 +211,7 @@ def _run_one(plan: Plan, options: RunOptions, targets: Sequence[NotifyTarget], o
         plan.freeze()
         migrate(state_root(plan, state), plan, older)
     with (
-        _watching({"": plan}, options, observer) as watch,
+        _watch({"": plan}, options, observer) as watch,
         driver.drive(
             plan,
             state,
@@ -238,7 +238,7 @@ def _period_of(options: RunOptions) -> float | None:
 
 
 @contextlib.contextmanager
-def _watching(plans: Mapping[str, Plan], options: RunOptions, observer: Observer) -> Iterator[EventWatch | None]:
+def _watch(plans: Mapping[str, Plan], options: RunOptions, observer: Observer) -> Iterator[EventWatch | None]:
     """Watch the sources of the plans within the block, if that was asked for."""
     every = _period_of(options)
     if not options["watch"] or every is None:
@@ -281,7 +281,7 @@ def _run_flow(flow: Flow, options: RunOptions, targets: Sequence[NotifyTarget], 
     if options["reset_state"]:
         raise UsageError(f"flow {flow.name}: reset_state is for one plan: run that plan alone with it first.")
     with (
-        _watching({flow.label(plan): plan for plan in flow.plans}, options, observer) as watch,
+        _watch({flow.label(plan): plan for plan in flow.plans}, options, observer) as watch,
         take_plans(flow, options["state"], options["accept_changes"], take_over=options["take_over"]) as plans,
         driver.open_runner(
             flow.name,

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from ferryman import crash, limits
 from ferryman.account.comparison import Difference
-from ferryman.destinations.base import Destination, DestinationContext
-from ferryman.destinations.stored import slices
+from ferryman.destinations.base import Destination, DestinationContext, slices
 from ferryman.engine.deliver.sending import context_of
 from ferryman.engine.target_look import TargetLook, Verified, known_targets, look_at_target, record_results
 from ferryman.errors import DeliveryError, UsageError

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ferryman import limits
-from ferryman.engine.due_documents import pending_retries
+from ferryman.engine.pending_work import pending_retries
 from ferryman.limits import KIB
 from ferryman.observe import Silent
 from ferryman.records.rows import DOCUMENTS

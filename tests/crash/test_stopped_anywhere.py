@@ -8,7 +8,6 @@ keyed node, and where logs are folded and trimmed.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from collections import Counter
@@ -64,7 +63,10 @@ def store() -> Iterator[FaultyS3]:
 
 @pytest.fixture(scope="module")
 def worlds(zygote: Zygote, folder: Path, store: FaultyS3) -> Worlds:
-    return Worlds(zygote, folder, store)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in store.settings.items():
+            patch.setenv(name, value)
+        return Worlds(zygote, folder, store)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +82,6 @@ class Worlds:
         self._zygote = zygote
         self._folder = folder
         self._url = store.url
-        os.environ.update(store.settings)
         self._store = HttpStore(f"s3://{BUCKET}")
         self._made: dict[str, dict[str, Any]] = {}
 

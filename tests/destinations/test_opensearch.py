@@ -9,8 +9,8 @@ import pytest
 
 from ferryman.destinations import Delivery, OpenSearch, Outcome
 from ferryman.destinations.opensearch import destination as body
-from ferryman.destinations.web_search import search
 from ferryman.errors import UsageError
+from ferryman.retrieval.search import search
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.search_index import SearchIndex, index, kinds, opened, opensearch
 from tests.servers.opensearch import OpenSearchServer

@@ -14,9 +14,9 @@ import pytest
 from ferryman import Plan
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Outcome, Solr
 from ferryman.destinations.solr import Collection
-from ferryman.destinations.web_search import search
 from ferryman.errors import PermanentError, TransientError
 from ferryman.plan import DestinationNode
+from ferryman.retrieval.search import search
 from ferryman.sources import Memory
 from ferryman.testing.destinations import delete, delivery
 from ferryman.testing.servers import ServerSuite

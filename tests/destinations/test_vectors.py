@@ -18,7 +18,7 @@ import pytest
 
 from ferryman import Document, Plan
 from ferryman.destinations import DestinationContext, Guarantee, OpenSearch, Sql, VectorField
-from ferryman.destinations.queries import Hit
+from ferryman.destinations.base import Hit
 from ferryman.destinations.sql import sqlite_vectors
 from ferryman.destinations.vectors import Declaration, VectorDestination, fuse_ranks, read_filter
 from ferryman.document import encode_fields

@@ -48,14 +48,6 @@ DOUBT_INVARIANTS: Final[dict[str, Callable[[DoubtConfig, DoubtState], Wrong]]] =
 }
 
 
-def violation(config: DoubtConfig, state: DoubtState) -> tuple[str, str] | None:
-    """The first invariant that does not hold, and why."""
-    for name, holds in DOUBT_INVARIANTS.items():
-        for wrong in holds(config, state):
-            return name, wrong
-    return None
-
-
 def at_rest(config: DoubtConfig, state: DoubtState) -> Wrong:
     """When nothing can be done any more, all others are delivered. The row that breaks connections has ended; it is
     pending only if no others were left that show that it is to blame."""
@@ -75,7 +67,7 @@ def _durable(state: DoubtState) -> DoubtState:
     return DoubtState(state.fates, state.attempts, ())
 
 
-DOUBT_RULES: Final = Rules(DOUBT_ACTIONS, DoubtStep, doubt_moves, _killed, violation, at_rest, _durable)
+DOUBT_RULES: Final = Rules(DOUBT_ACTIONS, DoubtStep, doubt_moves, _killed, DOUBT_INVARIANTS, at_rest, _durable)
 
 _ONE = frozenset({1})
 

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from tests.model import invariants
 from tests.model.actions import ACTIONS, Action, Step
+from tests.model.invariants import INVARIANTS, at_rest
 from tests.model.protocol import killed, moves
 from tests.model.state import Budget, State
 
@@ -56,17 +56,25 @@ class Rules(NamedTuple):
     step: type[Step]
     moves: Callable[..., Iterator[tuple[Step, Any]]]
     killed: Callable[[Any, Any], Any]
-    violation: Callable[[Any, Any], Broken | None]
+    invariants: Mapping[str, Callable[[Any, Any], Iterator[str]]]
+    """Name -> what is wrong; of several that do not hold the first is reported."""
     at_rest: Callable[[Any, Any], Iterator[str]]
     durable: Callable[[Any], Any]
     """What outlives a driver, but for its epoch."""
+
+    def violation(self, config: Any, state: Any) -> Broken | None:
+        """The first invariant that does not hold, and why."""
+        for name, wrongs in self.invariants.items():
+            for wrong in wrongs(config, state):
+                return name, wrong
+        return None
 
 
 def _durable(state: State) -> State:
     return state._replace(drivers=(), epochs=(0, 0, 0), unsynced=False)
 
 
-DOCUMENTS: Final = Rules(ACTIONS, Step, moves, killed, invariants.violation, invariants.at_rest, _durable)
+DOCUMENTS: Final = Rules(ACTIONS, Step, moves, killed, INVARIANTS, at_rest, _durable)
 
 
 class Explorer:

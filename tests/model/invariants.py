@@ -215,11 +215,3 @@ INVARIANTS: Final[dict[str, Callable[[Config, State], Wrong]]] = {
 }
 """Looked at in every state; first those that say most about a cause. I9 is about runs: ``explore.Explorer`` tries it
 from every state."""
-
-
-def violation(config: Config, state: State) -> tuple[str, str] | None:
-    """The first invariant that does not hold, and why."""
-    for name, holds in INVARIANTS.items():
-        for wrong in holds(config, state):
-            return name, wrong
-    return None

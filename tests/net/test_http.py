@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import threading
 import time
 from typing import Any
 
@@ -10,7 +13,18 @@ import pytest
 
 from ferryman.net import http
 from ferryman.net.allowed_addresses import NotAllowed, Reach
-from ferryman.net.http import Answer, NotSent, TooManyRedirects, Unanswered, exchange, follow, pool
+from ferryman.net.http import (
+    Answer,
+    Deadline,
+    Deadlines,
+    NotSent,
+    TooManyRedirects,
+    Unanswered,
+    exchange,
+    follow,
+    pool,
+)
+from tests.intake.service.dribble import Dribble
 from tests.support.receiver import Receiver, Reply, closed_port
 
 OPEN = Reach(strict=False)
@@ -54,6 +68,52 @@ def test_what_breaks_off_may_have_taken_effect(how: str) -> None:
         posted(receiver.url, 0.3 if how == "late" else TIMEOUT_S)
     assert len(receiver.requests) == 1, "it was sent again"
     assert caught.value.timed_out == (how == "late")
+
+
+def test_one_thread_shuts_down_what_is_late() -> None:
+    """The first deadline first, whichever was added first; not what was removed. It ends with the last one."""
+    deadlines, before = Deadlines(), {*threading.enumerate()}
+    now = time.monotonic()
+    pairs = [socket.socketpair() for _ in range(4)]
+    patient, removed, late, later = (
+        Deadline(pair[0], now + after) for pair, after in zip(pairs, (3600, 3600, 0, 0.2), strict=True)
+    )
+    for each in (patient, removed, later, late):
+        deadlines.add(each)
+    [thread] = {*threading.enumerate()} - before
+    for _, other in pairs[2:]:
+        other.settimeout(TIMEOUT_S)
+        assert other.recv(1) == b"", "its end was shut down"
+    deadlines.remove(removed)
+    assert [each.is_cut for each in (patient, removed, late, later)] == [False, False, True, True]
+    assert thread.is_alive()
+    deadlines.remove(patient)
+    deadlines.add(Deadline(pairs[0][0], now))  # earlier than what it waits for: it wakes up
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+    pairs[1][0].sendall(b"x")
+    assert pairs[1][1].recv(1) == b"x"
+    for pair in pairs:
+        pair[0].close()
+        pair[1].close()
+
+
+def test_headers_that_never_end_are_cut_off_in_a_forked_process_too() -> None:
+    """Its parent's thread is not in it."""
+    with Dribble({"/headers/a": b"", "/a": b""}) as server:
+        with pytest.raises(Unanswered, match=r"no answer within 0\.2 s"):
+            posted(server.url("/headers/a"), 0.2)
+        with exchange(pool(OPEN), "GET", server.url("/a"), {}, 3600.0):
+            pass  # the thread waits for an hour
+        child = os.fork()
+        if child == 0:  # pragma: no cover - the child
+            signal.alarm(60)
+            try:
+                posted(server.url("/headers/a"), 0.2)
+            except Unanswered as e:
+                os._exit(e.timed_out)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 def test_the_deadline_is_that_of_all_hops() -> None:

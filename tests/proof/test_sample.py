@@ -11,7 +11,7 @@ import pytest
 from ferryman import Document, Plan
 from ferryman.destinations import Null
 from ferryman.errors import BadDocument, UsageError
-from ferryman.proof.effects import Effects
+from ferryman.proof.faults import Effects
 from ferryman.proof.sample import SampleSource, draw_sample
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Files, Memory, Queue

@@ -14,7 +14,7 @@ import pytest
 from ferryman import Document, Effect, Plan, Unavailable
 from ferryman.destinations import Null
 from ferryman.plan import StepNode
-from ferryman.proof.effects import Effects
+from ferryman.proof.faults import Effects
 from ferryman.proof.steps import observe, outside_steps, read_calls, undetermined
 from ferryman.sources import Memory
 

@@ -14,7 +14,7 @@ from ferryman import Effect, Guarantee, Plan
 from ferryman.destinations import Delivery, Directory, JsonLines, Memory, OpenSearch, Queue, Sql, Webhook
 from ferryman.destinations.base import Destination, DestinationContext, Outcome
 from ferryman.plan import DestinationNode
-from ferryman.proof.effects import Effects, took_effect
+from ferryman.proof.faults import Effects, took_effect
 from ferryman.proof.twins import (
     RecorderTwin,
     can_be_read,

@@ -16,8 +16,7 @@ from deltalake import DeltaTable
 
 from ferryman import Document, Remember, limits
 from ferryman.remembered import log, table, upkeep
-from ferryman.remembered.answers import RememberedAnswer, answer_of
-from ferryman.remembered.inputs import Input, key_of, make_input
+from ferryman.remembered.answers import Input, RememberedAnswer, answer_of, key_of, make_input
 from ferryman.remembered.log import LogName
 from ferryman.remembered.store import AnswerStore, now_us
 from ferryman.remembered.upkeep import StoreKeeper

@@ -88,6 +88,8 @@ class _Package:
         return _Package, (self._name,)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest asks everything in a module whether it is a mock, or wraps a fixture
+            raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 

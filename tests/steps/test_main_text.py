@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from ferryman.document import Document
-from ferryman.errors import BadDocument
+from ferryman.errors import BadDocument, Unavailable
 from ferryman.steps import main_text, split_text
 from ferryman.steps.page_text import MainTextProcess, PageRequest
 
@@ -146,6 +149,26 @@ def test_a_child_that_is_killed() -> None:
     child.ask(request, 60)
     os.kill(child.pid, 9)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert "first paragraph" in child.ask(request, 60).text
+    child.end()
+
+
+def test_a_child_that_cannot_be_started_is_no_fault_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is unavailable: the page waits, and the next request finds a child."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    child = MainTextProcess(1 << 30)
+    request = PageRequest(PAGE, "", True, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", fail)
+        with pytest.raises(Unavailable, match="no child process can be made: Resource temporarily unavailable"):
+            child.ask(request, 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(Unavailable, match=r"steps.main_text \d+ ended at its start \(exit code 1\)"):
+            child.ask(request, 60)
     assert "first paragraph" in child.ask(request, 60).text
     child.end()
 

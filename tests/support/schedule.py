@@ -37,6 +37,13 @@ TOGETHER = {
         "tests/docs/test_move_an_index.py",
         "tests/sources/test_indexes.py",
     ),
+    "code": (
+        "tests/cli/test_commands_in_messages.py",
+        "tests/test_docstrings.py",
+        "tests/test_messages.py",
+        "tests/test_names.py",
+        "tests/test_structure.py",
+    ),
     "kafka": ("tests/kafka/*.py",),
     "cassandra": (
         "tests/mirror/*.py",
@@ -52,7 +59,7 @@ TOGETHER = {
     ),
 }
 """Files for one process: each process that needs a session of Spark, OpenSearch, Solr, Kafka or Cassandra starts its
-own, which takes a core up to 20 s."""
+own, which takes a core up to 20 s; and each that looks at the package's code parses it, which takes 5 s."""
 
 LONGEST = (
     *ALONE,

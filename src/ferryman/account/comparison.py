@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ferryman.account.relations import View
-from ferryman.destinations.stored import Stored
+from ferryman.destinations.base import Stored
 from ferryman.errors import Misconfigured, message_of
 from ferryman.records.rows import ORDINAL_STEPS, RANGE, STALE, Status
 from ferryman.state.commands import REPAIR

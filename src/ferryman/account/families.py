@@ -135,8 +135,8 @@ def nearest_documents(root: StatePath, document: str, plan: Plan | None = None, 
         ) ORDER BY contains(lower(id), lower($document)) DESC,
             jaro_winkler_similarity(lower(id), lower($document)) DESC, id LIMIT {int(limit)}
     """
-    parameters = {"document": storable_id(document)}
-    return [row["id"] for row in query_view(root, plan, lambda view: view.rows(query, parameters))]
+    rows = query_view(root, plan, lambda view: view.rows(query, {"document": document}))
+    return [row["id"] for row in rows]
 
 
 _SIMILAR: Final = 0.8
@@ -150,8 +150,7 @@ def joined_documents(root: StatePath, join: str, entry: str, plan: Plan | None =
             SELECT origin FROM ledger WHERE source = $join UNION ALL SELECT origin FROM unsent WHERE source = $join
         ) WHERE list_contains(string_split(origin, '&'), $entry) ORDER BY origin
     """
-    parameters = {"join": join, "entry": storable_id(entry)}
-    rows = query_view(root, plan, lambda view: view.rows(query, parameters))
+    rows = query_view(root, plan, lambda view: view.rows(query, {"join": join, "entry": entry}))
     return [row["origin"] for row in rows]
 
 
@@ -193,7 +192,7 @@ def older_deliveries(root: StatePath, origin: str, plan: Plan | None = None) -> 
     """
 
     def query(view: View) -> list[OlderDelivery]:
-        held = view.held(Filter(origin=storable_id(origin)))
+        held = view.held(Filter(origin=origin))
         return [OlderDelivery(row["document"], row["destination"]) for row in held]
 
     return query_view(root, plan, query)

@@ -143,12 +143,13 @@ class View:
         return str(self._state.identity()["created"])
 
     def rows(self, query: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Return a query's rows as dicts; times as ISO 8601 text."""
+        """Return a query's rows as dicts; times as ISO 8601 text. Texts among the parameters are made storable, as ids
+        are in the tables."""
         return list(self.iter_rows(query, parameters))
 
     def iter_rows(self, query: str, parameters: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
         """Yield a query's rows as dicts, few in memory at a time. No other query may run until the last row."""
-        found = self._db.execute(query, parameters or None)
+        found = self._db.execute(query, _storable(parameters))
         names = [d[0] for d in found.description or []]
         while rows := found.fetchmany(_ROWS):
             for row in rows:
@@ -705,7 +706,7 @@ class View:
         return f"CASE destination {' '.join(cases)} END" if cases else "NULL::VARCHAR"
 
     def _scalar(self, query: str, parameters: dict[str, Any] | None = None) -> int:
-        [(value,)] = self._db.execute(query, parameters or None).fetchall()
+        [(value,)] = self._db.execute(query, _storable(parameters)).fetchall()
         return int(value)
 
 
@@ -762,6 +763,11 @@ def _newest(where: list[str], limit: int | None, window: int | None) -> str:
         WHERE (l.at IS NULL OR l.at = c.wave * 4 + c.ordinal) AND coalesce(c.revision >= n.revision, true)
         {ordered} {"" if limit is None else f"LIMIT {int(limit)}"}
         """
+
+
+def _storable(parameters: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    texts = {name: storable_id(value) for name, value in (parameters or {}).items() if isinstance(value, str)}
+    return {**(parameters or {}), **texts} or None
 
 
 # --- filters ---

@@ -12,8 +12,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from ferryman.cli import account, decide, ledger, plan, queue, remembered, run, terminal
-from ferryman.cli.adopt import adopt
 from ferryman.cli.dashboard import dashboard
+from ferryman.cli.decide import adopt
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import GlobalOptions, Verbose
 from ferryman.cli.prove import prove

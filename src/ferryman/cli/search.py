@@ -166,7 +166,7 @@ def print_hits(hits: list[dict[str, Any]]) -> None:
 
 def _shorten(text: str, is_snippet: bool) -> str:
     """Return the beginning of a text that is not a snippet already, cut between words."""
-    from ferryman.destinations.queries import SNIPPET_CHARACTERS
+    from ferryman.destinations.base import SNIPPET_CHARACTERS
 
     if is_snippet or len(text) <= SNIPPET_CHARACTERS:
         return text

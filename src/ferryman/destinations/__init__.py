@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome, Stored
 from ferryman.destinations.memory import Memory, Null
-from ferryman.destinations.stored import Stored
 
 if TYPE_CHECKING:
     from ferryman.destinations.cassandra import Cassandra

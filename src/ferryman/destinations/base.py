@@ -20,16 +20,24 @@ no second ``write``: the three are in doubt until an operator resolves them.
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import enum
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+import itertools
+import re
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
+from hashlib import blake2b
+from itertools import islice
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored
 from ferryman.document import Operation, decode_fields, encode_fields
 from ferryman.errors import BadDocument
+
+_T = TypeVar("_T")
 
 
 class Effect(enum.Enum):
@@ -502,3 +510,262 @@ def compare(chunk: Sequence[Delivery], known: dict[str, LastDelivery]) -> tuple[
         in_force[delivery.id] = LastDelivery(delivery.sequence, delivery.hash)
         winners[delivery.id] = delivery
     return outcomes, winners
+
+
+# --- the inventory of a destination, for ``ferryman verify``, and hashes that show whether its content was changed ---
+
+
+class Stored(NamedTuple):
+    """A delivery as a destination holds it.
+
+    Attributes:
+        id: the document's id.
+        hash: the delivery's hash.
+        intact: whether the stored content is what was written; None: unknown.
+        source, version, route: as the delivery's; "" and () if they are not stored.
+    """
+
+    id: str
+    hash: str
+    intact: bool | None = None
+    source: str = ""
+    version: str = ""
+    route: tuple[str, ...] = ()
+
+
+def content_hash(*values: str | bytes | int | None) -> str:
+    """Return a hash over these values, 32 hex digits of BLAKE2b-128.
+
+    Raises:
+        UnicodeEncodeError: a text has a lone surrogate.
+    """
+    return hash_of_values(values)
+
+
+def hash_of_values(values: tuple[str | bytes | int | None, ...]) -> str:
+    """Return ``content_hash`` of a tuple of values, for loops over all rows."""
+    return blake2b(_pack(values), digest_size=16).hexdigest()
+
+
+def canonical_json(text: bytes) -> bytes:
+    """Return JSON in a form that is the same after a store has parsed and printed it: keys sorted, numbers of equal
+    value written alike (1.0 and 1e0 as 1), U+FFFD for NUL."""
+    value = _decode(text)
+    return _encode_sorted(without_nul(value) if _NUL in text else value)
+
+
+def canonical_fields(fields: bytes) -> bytes:
+    """Return ``canonical_json`` of fields as ``encode_fields`` writes them: with sorted keys already."""
+    return canonical_json(fields) if _FLOAT.search(fields) or _NUL in fields else fields
+
+
+def without_nul(value: Any) -> Any:
+    """Return a JSON value with U+FFFD for each NUL in its texts, for stores that have no NUL."""
+    match value:
+        case str():
+            return value.replace("\0", "\ufffd")
+        case list():
+            return [without_nul(each) for each in value]
+        case dict():
+            return {without_nul(name): without_nul(each) for name, each in value.items()}
+        case _:
+            return value
+
+
+def slices(values: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Split values into lists of at most this size."""
+    remaining = iter(values)
+    while some := list(islice(remaining, size)):
+        yield some
+
+
+def split_by_size(rows: Iterable[_T], size_of: Callable[[_T], int], limit: int) -> Iterator[list[_T]]:
+    """Split rows into lists whose sizes add up to at most this limit; a row that is larger is alone."""
+    some: list[_T] = []
+    total = 0
+    for row in rows:
+        size = size_of(row)
+        if some and total + size > limit:
+            yield some
+            some, total = [], 0
+        some.append(row)
+        total += size
+    if some:
+        yield some
+
+
+def is_same_value(stored: Any, written: Any, is_text: bool) -> bool:
+    """Return whether a column has this value, however its type has changed the form of it: ``1`` for true, ``2.50`` for
+    2.5, ``2024-01-01 00:00:00`` for ``2024-01-01T00:00Z``.
+
+    Args:
+        is_text: whether the column keeps text as it was written. Of any other one, a value whose form says nothing is
+            believed to be the same.
+    """
+    if stored is None or written is None:
+        return stored is None and written is None
+    text = str(stored)
+    if isinstance(written, bool):
+        return text.lower() in (("1", "1.0", "t", "true") if written else ("0", "0.0", "f", "false"))
+    if isinstance(written, list | dict):
+        return canonical_json(text.encode()) == canonical_json(_encode_sorted(written))
+    if isinstance(written, int | float):
+        return _is_same_number(text, written)
+    if text == written or text == written.replace("\0", "\ufffd"):
+        return True
+    return not is_text and _may_be_same(text, written)
+
+
+def _is_same_number(text: str, written: float) -> bool:
+    """Return whether a number is printed by this text, perhaps with the precision of a column: that of a 64-bit or a
+    32-bit float, or 15 digits, as SQLite makes floats text."""
+    try:
+        number, exact = Decimal(text), Decimal(repr(written))
+        if number == exact or not number.is_finite():
+            return number == exact
+        if isinstance(written, int) and text.lstrip("+-").isdecimal():
+            return False
+        digits = len(number.as_tuple().digits)
+        return (
+            float(number) == float(written)
+            or number == Decimal(f"{written:.15g}")
+            or (digits <= _SINGLE_DIGITS and _single(float(number)) == _single(float(written)))
+        )
+    except (InvalidOperation, OverflowError):
+        return False
+
+
+_SINGLE_DIGITS: Final = 9
+"""Digits that a 32-bit float is printed with, at most."""
+
+
+def _single(number: float) -> float:
+    """Return a number with the precision of a 32-bit float.
+
+    Raises:
+        OverflowError: it is too large for one.
+    """
+    single: float = struct.unpack("f", struct.pack("f", number))[0]
+    return single
+
+
+def _may_be_same(text: str, written: str) -> bool:
+    """Return whether two texts may be forms of one value."""
+    if text.rstrip() == written.rstrip():  # char(n)
+        return True
+    for parse in (Decimal, _instant):
+        with suppress(ValueError, InvalidOperation):
+            expected = parse(written)
+            with suppress(ValueError, InvalidOperation):
+                found = parse(text)
+                return bool(found == expected) or (parse is Decimal and float(text) == float(written))
+            return False
+    return True
+
+
+def _instant(text: str) -> dt.datetime:
+    """Parse a date or a time; one without a zone is in UTC.
+
+    Raises:
+        ValueError: it is none.
+    """
+    instant = dt.datetime.fromisoformat(text.strip())
+    return instant if instant.tzinfo else instant.replace(tzinfo=dt.UTC)
+
+
+_FLOAT: Final = re.compile(rb"[:,\[]-?[0-9]+[.eE]")
+"""Matches where JSON may have a number that is not an integer; also inside of texts."""
+
+_NUL: Final = rb"\u0000"
+
+
+def _canonical_number(literal: str) -> int | float:
+    number = float(literal)
+    return int(Decimal(repr(number))) if number.is_integer() else number
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_decode = msgspec.json.Decoder(float_hook=_canonical_number).decode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+# --- queries that a user types, and what they find: the same for every destination that can be searched ---
+
+SNIPPET_WORDS: Final = 16
+"""Words of a snippet: about a line."""
+
+SNIPPET_CHARACTERS: Final = 100
+"""Characters of a snippet, where words are not counted."""
+
+_TERM: Final = re.compile(r'"([^"]*)"?(\*?)|([^\s"]+)')
+
+_LIGATURES: Final = (("ß", "ss"), ("æ", "ae"), ("œ", "oe"))
+"""Letters that are also written as two, which no index takes for the same by itself."""
+
+_MOST_PLACES: Final = 4
+"""Places of a word at which both spellings are tried: with each the number of spellings doubles."""
+
+
+class Term(NamedTuple):
+    """A word, or several consecutive words.
+
+    Attributes:
+        is_prefix: whether the last word is only the beginning of a word.
+    """
+
+    phrase: str
+    is_prefix: bool
+
+    def spellings(self) -> list[str]:
+        """Return the phrase as it was typed, then in other spellings: "strasse" is also "straße"."""
+        found = {self.phrase: None}
+        for letter, letters in _LIGATURES:
+            for phrase in list(found):
+                parts = re.split(f"({letter}|{letters})", phrase, flags=re.IGNORECASE)
+                places = range(1, min(len(parts), 2 * _MOST_PLACES), 2)
+                for chosen in itertools.product((letter, letters), repeat=len(places)):
+                    spelled = parts.copy()
+                    spelled[1 : 2 * len(places) : 2] = chosen
+                    if places:
+                        found["".join(spelled)] = None
+                if self.is_prefix and phrase.lower().endswith(letters[0]):  # of "stras*" the word may go on in two ways
+                    found[phrase[:-1] + letter] = None
+        return list(found)
+
+
+Query = list[list[Term]]
+"""Alternatives, of which each needs all its terms."""
+
+
+class Hit(NamedTuple):
+    """A document that was found."""
+
+    id: str
+    title: str | None
+    """The field ``title``, if there is one."""
+    snippet: str
+    """Where the words stand."""
+    rank: float
+    """Rank as the server gives it, signed so that lower is better: BM25, or ``ts_rank`` on PostgreSQL; of a vector its
+    distance."""
+    score: float | None = None
+    """Likeness to a question with a vector, higher is better; see ``ferryman.destinations.vectors``."""
+    fields: Mapping[str, Any] | None = None
+    """Fields of the document, without vectors; None: they were not read."""
+    text: str | None = None
+    """Text of the document, where it was read and there is one."""
+
+
+def parse_query(text: str) -> Query:
+    """Parse a user's query: words, ``"in quotes"``, ``begin*``, and ``OR`` in capitals between alternatives. No other
+    sign has a meaning, and nothing is an error."""
+    alternatives: Query = [[]]
+    for phrase, star, word in _TERM.findall(text):
+        if word == "OR":
+            alternatives.append([])
+            continue
+        if word:
+            phrase, star = word.rstrip("*"), "*" if word.endswith("*") else ""
+        if any(character.isalnum() for character in phrase):
+            alternatives[-1].append(Term(phrase, bool(star)))
+    return [terms for terms in alternatives if terms]

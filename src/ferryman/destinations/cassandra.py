@@ -24,14 +24,15 @@ from ferryman.destinations.base import (
     DestinationContext,
     Effect,
     Facts,
+    Hit,
     LastDelivery,
     Outcome,
+    Stored,
     compare,
     printable_id,
+    slices,
     writer_name,
 )
-from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored, slices
 from ferryman.destinations.vector_rows import TOMBSTONE_S, VectorRow, outcome_of, read_rows, route_text, stored_hash
 from ferryman.errors import Misconfigured, PlanError, UsageError
 from ferryman.net.cassandra import (
@@ -389,11 +390,11 @@ class Cassandra(Destination):
                 return
             if ids is None:
                 found: Iterable[Any] = connection.iter_rows(query)
-                yield from map(_stored, found)
+                yield from map(_read_row, found)
                 return
             fitting = [id for id in ids if _is_key(id)]
             for some in slices(fitting, _READ_IDS):
-                yield from map(_stored, connection.rows_of_keys(f"{query} WHERE id IN ?", some))
+                yield from map(_read_row, connection.rows_of_keys(f"{query} WHERE id IN ?", some))
 
     def lookup(self, id: str) -> Hit | None:
         query = f"SELECT text, fields FROM {self._place} WHERE id = ?"
@@ -446,7 +447,7 @@ def _values(row: VectorRow) -> tuple[Any, ...]:
     return (*names, row.text, row.fields.decode(), row.content_hash())
 
 
-def _stored(row: Any) -> Stored:
+def _read_row(row: Any) -> Stored:
     """Return what a row of the table holds."""
     id, parent, origin, source, version, sequence, digest, route, text, fields, hashed = row
     try:

@@ -30,11 +30,10 @@ import msgspec
 import sqlalchemy as sa
 
 from ferryman import crash
-from ferryman.destinations.base import Delivery
+from ferryman.destinations.base import Delivery, slices
 from ferryman.destinations.sql import sqlite
 from ferryman.destinations.sql.layout import CONTENT_HASH, WRITERS
 from ferryman.destinations.sql.sqlite import SQLite
-from ferryman.destinations.stored import slices
 from ferryman.errors import Misconfigured, StateDamaged, Unavailable
 from ferryman.storage import files
 from ferryman.storage.folders import OWN, TargetFolder
@@ -298,7 +297,7 @@ class RemoteIndex:
         if not self.identity():
             yield None
             return
-        with self._refreshed(_READ).engine.connect() as connection:
+        with self._refresh(_READ).engine.connect() as connection:
             yield connection
 
     def open(self) -> None:
@@ -307,7 +306,7 @@ class RemoteIndex:
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
         known = copies.get((self._folder.target, _WRITE))
-        copy = self._refreshed(_WRITE) if self._stale or known is None or known.pid != os.getpid() else known
+        copy = self._refresh(_WRITE) if self._stale or known is None or known.pid != os.getpid() else known
         self._stale = True  # until all has gone well: a file of the index may be there whose answer was lost
         with copy.engine.connect() as connection:
             yield connection
@@ -315,7 +314,7 @@ class RemoteIndex:
 
     def refresh(self) -> None:
         copy = copies[self._folder.target, _WRITE]
-        if self._refreshed(_WRITE) is not copy:
+        if self._refresh(_WRITE) is not copy:
             raise Unavailable(f"{self._folder.where}: another writer has merged its index. It is tried again.")
 
     @contextmanager
@@ -333,7 +332,7 @@ class RemoteIndex:
         """Write all rows into few files and remove the older ones; if it is killed between, both are read."""
         if not self.identity() or len(self._folder.names(_PARTS)) < MOST_PARTS:
             return ""
-        copy = self._refreshed(_READ)
+        copy = self._refresh(_READ)
         merged = sorted(copy.parts)
         with copy.engine.connect() as connection:
             ids = connection.execute(sa.select(DOCUMENTS.c.id).order_by(DOCUMENTS.c.id)).scalars()
@@ -350,7 +349,7 @@ class RemoteIndex:
     def close(self) -> None:
         self._stale = True
 
-    def _refreshed(self, use: str) -> _Copy:
+    def _refresh(self, use: str) -> _Copy:
         """Return the copy, with all files of the index.
 
         Raises:

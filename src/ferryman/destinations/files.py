@@ -25,10 +25,13 @@ from ferryman.destinations.base import (
     Facts,
     LastDelivery,
     Outcome,
+    Stored,
     compare,
+    content_hash,
     encode_payload,
     encode_payloads,
     printable_id,
+    slices,
     writer_name,
 )
 from ferryman.destinations.file_index import (
@@ -45,7 +48,6 @@ from ferryman.destinations.file_index import (
 )
 from ferryman.destinations.sql.layout import CONTENT_HASH
 from ferryman.destinations.sql.sqlite import SQLite
-from ferryman.destinations.stored import Stored, content_hash, slices
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, Misconfigured, PlanError, Unavailable
 from ferryman.storage.folders import Kind, TargetFolder, open_folder

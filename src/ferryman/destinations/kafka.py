@@ -37,9 +37,9 @@ from ferryman.destinations.base import (
     Facts,
     Guarantee,
     Outcome,
+    Stored,
     printable_id,
 )
-from ferryman.destinations.stored import Stored
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, Misconfigured, PermanentError, Unavailable, UsageError, describe, plain_text
 from ferryman.net.kafka import COMMIT_S, Cluster, Topic, check_topic, missing_package

@@ -21,12 +21,13 @@ from ferryman.destinations.base import (
     DestinationContext,
     Effect,
     Facts,
+    Hit,
     LastDelivery,
     Outcome,
+    Stored,
     compare,
+    slices,
 )
-from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored, slices
 from ferryman.destinations.vector_rows import (
     TOMBSTONE_S,
     VectorRow,
@@ -367,12 +368,12 @@ class LanceDB(VectorDestination):
 
     def _record_skipped(self, rows: list[VectorRow], outcomes: list[Outcome | None]) -> None:
         """Set the outcome of each row by what the table has of its id: a merge does not name what it skipped."""
-        there = self._stored(row.delivery.id for row in rows)
+        there = self._read_last_deliveries(row.delivery.id for row in rows)
         for row in rows:
             outcome = outcome_of(row.delivery, there.get(row.delivery.id))
             outcomes[row.position] = outcome or Outcome.transient(f"{self.target()}: it was not stored")
 
-    def _stored(self, ids: Iterable[str]) -> dict[str, LastDelivery]:
+    def _read_last_deliveries(self, ids: Iterable[str]) -> dict[str, LastDelivery]:
         columns = ["id", "sequence", "delivery_hash"]
         found: dict[str, LastDelivery] = {}
         for some in slices(ids, IDS):
@@ -486,7 +487,7 @@ class LanceDB(VectorDestination):
         question = read_question(self.vectors, field, vector)
         conditions = [_LIVE, f"`{field}` IS NOT NULL"]
         for name, values in read_filter(where).items():
-            tokens = ", ".join(_quoted(filter_token(name, value)) for value in values)
+            tokens = ", ".join(_quote(filter_token(name, value)) for value in values)
             conditions.append(f"array_has_any(filters, [{tokens}])")
         if limit < 1:
             return []
@@ -562,10 +563,10 @@ def _is_fragmented(stats: Mapping[str, Any]) -> bool:
 
 
 def _is_one_of(ids: Iterable[str]) -> str:
-    return f"id IN ({', '.join(map(_quoted, ids))})"
+    return f"id IN ({', '.join(map(_quote, ids))})"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Return a text as a literal of SQL."""
     escaped = text.replace("'", "''")
     return f"'{escaped}'"

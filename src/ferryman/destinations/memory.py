@@ -17,8 +17,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Final
 from urllib.parse import quote
 
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
-from ferryman.destinations.stored import Stored
+from ferryman.destinations.base import (
+    Delivery,
+    Destination,
+    DestinationContext,
+    Effect,
+    Facts,
+    Guarantee,
+    Outcome,
+    Stored,
+)
 from ferryman.errors import EngineError, Misconfigured, Unavailable
 from ferryman.storage.files import classified_errors, explained_errors
 from ferryman.storage.locks import lock_with_timeout

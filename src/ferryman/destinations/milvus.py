@@ -18,12 +18,14 @@ from ferryman.destinations.base import (
     DestinationContext,
     Effect,
     Facts,
+    Hit,
     LastDelivery,
     Outcome,
+    Stored,
     compare,
+    slices,
+    split_by_size,
 )
-from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored, slices, split_by_size
 from ferryman.destinations.vector_rows import (
     TOMBSTONE_S,
     VectorRow,
@@ -56,7 +58,7 @@ REQUEST_S: Final = 15.0
 """Time-out of a request."""
 
 REQUEST_BYTES: Final = 10 * limits.MIB
-"""Largest size of a request with several documents, as far as it can be told before: the server takes 64 MB."""
+"""Largest estimated size of a request with several documents; the server accepts 64 MB."""
 
 TEXT_BYTES: Final = 65_535
 """Longest text, and longest JSON of the fields, that Milvus holds."""
@@ -378,7 +380,7 @@ class Milvus(VectorServer):
             if ids is not None:
                 for some in slices(ids, PAGE):
                     yield from map(
-                        self._stored, self._query(client, f"deleted_at == 0 and {_is_one_of(some)}", columns)
+                        self._read_entity, self._query(client, f"deleted_at == 0 and {_is_one_of(some)}", columns)
                     )
                 return
             pages = client.query_iterator(
@@ -387,11 +389,11 @@ class Milvus(VectorServer):
             )  # fmt: skip
             try:
                 while page := pages.next():
-                    yield from map(self._stored, page)
+                    yield from map(self._read_entity, page)
             finally:
                 pages.close()
 
-    def _stored(self, entity: Mapping[str, Any]) -> Stored:
+    def _read_entity(self, entity: Mapping[str, Any]) -> Stored:
         import numpy as np
 
         own = _json(entity["ferryman"])
@@ -412,9 +414,9 @@ class Milvus(VectorServer):
 
     def nearest(self, field: str, vector: Sequence[float], limit: int = 10, where: Where | None = None) -> list[Hit]:
         question = read_question(self.vectors, field, vector)
-        conditions = [f"array_contains(vectors, {_quoted(field)})"]
+        conditions = [f"array_contains(vectors, {_quote(field)})"]
         for name, values in read_filter(where).items():
-            tokens = ", ".join(_quoted(filter_token(name, value)) for value in values)
+            tokens = ", ".join(_quote(filter_token(name, value)) for value in values)
             conditions.append(f"array_contains_any(filters, [{tokens}])")
         if limit < 1:
             return []
@@ -519,10 +521,10 @@ def _json(value: Any) -> dict[str, Any]:
 
 
 def _is_one_of(ids: Sequence[str]) -> str:
-    return f"id in [{', '.join(map(_quoted, ids))}]"
+    return f"id in [{', '.join(map(_quote, ids))}]"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Return a text as a literal of a filter expression."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return f'"{escaped}"'

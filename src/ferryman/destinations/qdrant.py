@@ -18,12 +18,14 @@ from ferryman.destinations.base import (
     DestinationContext,
     Effect,
     Facts,
+    Hit,
     LastDelivery,
     Outcome,
+    Stored,
     compare,
+    slices,
+    split_by_size,
 )
-from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored, slices, split_by_size
 from ferryman.destinations.vector_rows import (
     TOMBSTONE_S,
     VectorRow,
@@ -58,7 +60,7 @@ REQUEST_S: Final = 20
 """Time-out of a request."""
 
 REQUEST_BYTES: Final = 10 * limits.MIB
-"""Largest size of a request with several points, as far as it can be told before: the server takes 32 MB."""
+"""Largest estimated size of a request with several points; the server accepts 32 MB."""
 
 PAGE: Final = 500
 """Points read in a request: they are in memory together."""
@@ -444,18 +446,18 @@ class Qdrant(VectorServer):
             if ids is not None:
                 for some in slices(map(point_id, ids), PAGE):
                     page = client.retrieve(self.collection, some, with_payload=True, consistency=majority)
-                    yield from (stored for point in page if (stored := self._stored(point)) is not None)
+                    yield from (stored for point in page if (stored := self._read_point(point)) is not None)
                 return
             offset = None
             while True:
                 page, offset = client.scroll(
                     self.collection, limit=PAGE, offset=offset, with_payload=True, consistency=majority
                 )
-                yield from (stored for point in page if (stored := self._stored(point)) is not None)
+                yield from (stored for point in page if (stored := self._read_point(point)) is not None)
                 if offset is None:
                     return
 
-    def _stored(self, point: Any) -> Stored | None:
+    def _read_point(self, point: Any) -> Stored | None:
         """Return what a point holds; None: it is deleted, or was not written by Ferryman."""
         payload = dict(point.payload or {})
         own = payload.pop(OBJECT, None)

@@ -12,8 +12,16 @@ import msgspec
 import pyarrow as pa
 
 from ferryman import limits
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome, writer_name
-from ferryman.destinations.stored import Stored
+from ferryman.destinations.base import (
+    Delivery,
+    Destination,
+    DestinationContext,
+    Effect,
+    Facts,
+    Outcome,
+    Stored,
+    writer_name,
+)
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, plain_text
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues.append import SEQUENCE, WRITER

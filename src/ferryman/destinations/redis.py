@@ -23,12 +23,14 @@ from ferryman.destinations.base import (
     DestinationContext,
     Effect,
     Facts,
+    Hit,
     Outcome,
+    Stored,
+    content_hash,
     encode_payload,
+    slices,
     writer_name,
 )
-from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored, content_hash, slices
 from ferryman.document import decode_json
 from ferryman.errors import BadDocument, Misconfigured, PlanError, Unavailable
 from ferryman.net import relative_paths, urls
@@ -295,7 +297,7 @@ class Redis(Destination):
             for some in _pages(records):
                 fresh = [(id, record) for id, record in some if id not in seen]  # a scan may bring an entry twice
                 seen.update(id for id, _ in fresh)
-                yield from self._stored(client, [(id, read_record(record)) for id, record in fresh])
+                yield from self._read_documents(client, [(id, read_record(record)) for id, record in fresh])
 
     def _records_of(self, client: redis_.Redis, ids: Collection[str]) -> Iterator[tuple[bytes, bytes]]:
         for some in slices(ids, _PAGE):
@@ -304,7 +306,7 @@ class Redis(Destination):
                 found: list[bytes | None] = client.hmget(self._versions, keys)  # type: ignore[assignment]
                 yield from ((id, record) for id, record in zip(keys, found, strict=True) if record is not None)
 
-    def _stored(self, client: redis_.Redis, entries: list[tuple[bytes, _LastWrite]]) -> Iterator[Stored]:
+    def _read_documents(self, client: redis_.Redis, entries: list[tuple[bytes, _LastWrite]]) -> Iterator[Stored]:
         """Yield those of these documents whose values are there, with what has become of them."""
         there = [(id, record) for id, record in entries if record.operation == "upsert"]
         with client.pipeline(transaction=False) as pipeline:

@@ -12,9 +12,20 @@ from urllib.parse import quote, unquote, urlencode
 import msgspec
 
 from ferryman import limits
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome, printable_id
-from ferryman.destinations.queries import SNIPPET_CHARACTERS, Hit, Query, Term
-from ferryman.destinations.stored import Stored
+from ferryman.destinations.base import (
+    SNIPPET_CHARACTERS,
+    Delivery,
+    Destination,
+    DestinationContext,
+    Effect,
+    Facts,
+    Hit,
+    Outcome,
+    Query,
+    Stored,
+    Term,
+    printable_id,
+)
 from ferryman.errors import BadDocument, Misconfigured, PermanentError, PlanError, Unavailable
 from ferryman.net import urls
 from ferryman.net.http import Answer, Auth, Http, NotSent, Unanswered, check_destination
@@ -195,7 +206,7 @@ class Collection:
         """
         fields = list(filter(None, ["id", self._names.hash, self._names.origin]))
         if ids is not None:
-            yield from self._stored(self._get(ids, fields))
+            yield from self._read_documents(self._get(ids, fields))
             return
         self._check_log_replayed()
         self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)
@@ -205,7 +216,7 @@ class Collection:
             form = {"q": "*:*", "sort": "id asc", "rows": _PAGE, "wt": "json", "cursorMark": mark}
             form["fl"] = ",".join(fields)
             content = self._json(self._ask("POST", "/select", urlencode(form).encode(), _FORM))
-            yield from self._stored(content["response"]["docs"])
+            yield from self._read_documents(content["response"]["docs"])
             next_mark = content["nextCursorMark"]
 
     def newer_than(self, sequence: int) -> Iterator[Stored]:
@@ -222,9 +233,9 @@ class Collection:
         form = {"q": f"{names.sequence}:[{sequence + 1} TO *]", "sort": f"{names.sequence} desc", "rows": _NEWEST}
         form |= {"fl": f"id,{names.hash},{names.origin}", "wt": "json"}
         content = self._json(self._ask("POST", "/select", urlencode(form).encode(), _FORM))
-        yield from self._stored(content["response"]["docs"])
+        yield from self._read_documents(content["response"]["docs"])
 
-    def _stored(self, documents: Iterable[dict[str, Any]]) -> Iterator[Stored]:
+    def _read_documents(self, documents: Iterable[dict[str, Any]]) -> Iterator[Stored]:
         """Yield those of these documents that have a delivery's hash."""
         for doc in documents:
             if digest := _single_value(doc.get(self._names.hash)):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from ferryman.destinations.base import Delivery, LastDelivery, Outcome, printable_id
-from ferryman.destinations.stored import canonical_fields, content_hash
+from ferryman.destinations.base import Delivery, LastDelivery, Outcome, canonical_fields, content_hash, printable_id
 from ferryman.destinations.vectors import Scalar, VectorField, read_vectors
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument

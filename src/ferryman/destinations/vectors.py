@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, get
 import msgspec
 
 from ferryman import limits
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Outcome, printable_id
-from ferryman.destinations.queries import Hit
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Hit, Outcome, printable_id
 from ferryman.document import is_text
 from ferryman.errors import BadDocument, Misconfigured, UsageError, safe_repr
 
@@ -116,7 +115,7 @@ def check_remembered(
         container: argument that names the store: "table", "index".
 
     Raises:
-        Misconfigured: for another number of dimensions or another model, with the way on.
+        Misconfigured: it has another number of dimensions or another model; the message says what to do.
     """
     ours = field.remembered()
     for what, of in (("dimensions", "dimensions"), ("model", "vectors of the model")):

@@ -22,7 +22,7 @@ from ferryman.engine.transform.task import TaskProcessing, Transform
 from ferryman.errors import WorkerDied
 from ferryman.plan import Plan
 from ferryman.plan.nodes import remembering_steps
-from ferryman.remembered.inputs import KEY_BYTES
+from ferryman.remembered.answers import KEY_BYTES
 from ferryman.storage import files
 
 

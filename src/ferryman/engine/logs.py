@@ -204,8 +204,8 @@ class Logs:
         return LogResults([*kept, *failures], positions | stops, discarded)
 
     def _shares_documents(self, split: LogSplit, result: Staged, hashes: dict[str, np.ndarray[Any, Any]]) -> bool:
-        """Return whether a task has had a document that an earlier task of the wave has had, too: it did not know what
-        became of it there. Its partition is then read again, and alone.
+        """Return whether a document of this task is also one of an earlier task of the wave, whose result this task did
+        not know. Its partition is then read again, alone.
 
         Args:
             hashes: source -> hashes of the documents of the earlier tasks.

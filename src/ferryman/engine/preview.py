@@ -33,8 +33,8 @@ from ferryman.engine.logs import inspect_log, iter_pieces, read_due_entries
 from ferryman.engine.results import NO_IDS, ListedPart, Listing, Staged, WantedIds
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.listing import list_sources
-from ferryman.engine.scan.memory import list_kept, uses_memory
 from ferryman.engine.scan.phase import ChangeSet, detect_changes
+from ferryman.engine.scan.source_memory import list_kept, uses_memory
 from ferryman.engine.settings import SparkSettings
 from ferryman.engine.tasks import BATCH_FILE, LISTED, KnownFiles, LogSplit, Reason, RowRange, TaskSplit, link_files
 from ferryman.engine.transform.block import Block

@@ -290,7 +290,8 @@ class Blocked(NamedTuple):
     id: str
     why: str
     stop: bool
-    """The entry failed permanently and the plan stops there, or somebody has to fix the source."""
+    """Whether only an operator can continue: the plan stops at entries that failed permanently, or the source is
+    broken."""
     held: tuple[str, ...] = ()
     """Nodes in trouble that the entry waits for; see ``records.families.encode_held``."""
     due: int | None = None

@@ -17,25 +17,26 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from ferryman import crash, limits
 from ferryman.account.queries import all_errors_queued, cache_counts, outstanding_for_driver
 from ferryman.breaker import backoff_s
 from ferryman.engine import commands, migration
-from ferryman.engine.activity import ActivityRecorder
-from ferryman.engine.answers import AnswerUpkeep
 from ferryman.engine.at_most_once import recover_once_wave
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
+from ferryman.engine.commands import reset_states
 from ferryman.engine.commit import NO_POSITIONS, commit_staged
 from ferryman.engine.deliver.dispatch import Dispatcher, SequenceGuard
 from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
 from ferryman.engine.pending_work import Backlog, PendingWork
-from ferryman.engine.reset import reset_states
+from ferryman.engine.remembered import AnswerUpkeep
 from ferryman.engine.results import Look, Staged
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.phase import ChangeSet, ScanPhase
@@ -49,8 +50,9 @@ from ferryman.engine.tasks import LogBatch, WaveBatch
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.limits import plural
 from ferryman.notify import Reporter
-from ferryman.observe import WARNING, Forwarding, Observer
+from ferryman.observe import WARNING, Forwarding, Observer, Silent
 from ferryman.records.rows import now_us
+from ferryman.state.activity import Activity, Trouble
 from ferryman.state.commands import ADOPT, OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.runs import RunRecorder
@@ -59,6 +61,7 @@ from ferryman.state.state import State
 if TYPE_CHECKING:
     from ferryman.engine.watch import EventWatch
     from ferryman.mirror.mirror import BackgroundMirrors
+
 
 _IDLE_TURNS: Final = 3
 """Consecutive rounds without a commit after which a run ends although something is due: a worker may have died, or a
@@ -235,7 +238,7 @@ class Run:
 
     def _counts_so_far(self) -> dict[str, int]:
         """Return what an endless run has done, as ``state.runs.PastRun`` has it."""
-        owed = self._owed()
+        owed = self._count_pending()
         code = 4 if owed or self._listing_incomplete or self._scan_stopped else 0
         done = {name: getattr(self._summary, name) for name in ("waves", "delivered", "deleted", "dropped")}
         return {"exit": code, **done, "pending": owed}
@@ -433,10 +436,10 @@ class Run:
         self._answers.run()
         self._transform.has_orphans = False
         self._nodes.forget_scopes(self._pending.step_debts())
-        self._observer.settled(settled.delivered, self._owed(), settled.failed)
+        self._observer.settled(settled.delivered, self._count_pending(), settled.failed)
         return settled.sent
 
-    def _owed(self) -> int:
+    def _count_pending(self) -> int:
         """Return the number of pending deliveries."""
         return sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
 
@@ -599,3 +602,50 @@ class Upkeep:
         if self._unswept and not staging:
             sweep(self._state)
             self._unswept = False
+
+
+# Notes of what a run is doing, in the lock of its state, for ``ferryman status``.
+
+_EVERY_S: Final = 1.0
+"""Seconds between two notes of how far a phase is."""
+
+
+class ActivityRecorder(Silent):
+    """Observer that keeps the ``Activity`` of a run up to date.
+
+    Args:
+        troubles: returns the nodes that are not called for now.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, state: State, troubles: Callable[[], Sequence[Trouble]], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._state = state
+        self._troubles = troubles
+        self._clock = clock
+        self._activity = Activity()
+        self._next_note = 0.0
+
+    def phase(self, wave: int, name: str) -> None:
+        self._note(wave=wave, phase=name, since=self._clock(), done=0, expected=0, until=0.0)
+
+    def expects(self, documents: int) -> None:
+        self._note(expected=documents)
+
+    def live(self, documents: int) -> None:
+        if self._clock() >= self._next_note:
+            self._next_note = self._clock() + _EVERY_S
+            self._note(done=documents)
+
+    def settled(self, delivered: int, pending: int, failed: int) -> None:
+        so_far = self._activity
+        self._note(delivered=so_far.delivered + delivered, pending=pending, failed=so_far.failed + failed)
+
+    def waits(self, seconds: float | None = None) -> None:
+        now = self._clock()
+        self._note(phase="", since=now, done=0, expected=0, until=0.0 if seconds is None else now + seconds)
+
+    def _note(self, **changes: Any) -> None:
+        self._activity = msgspec.structs.replace(self._activity, **changes, troubles=tuple(self._troubles()))
+        self._state.note_activity(self._activity)

@@ -492,10 +492,9 @@ class FamilyOrder:
         """For each eligible delete, the index of its family's last eligible upsert before it, or -1."""
         self._elsewhere: dict[int, UndeliveredUpsert] = {}
         """Index of an eligible delete -> an upsert of its family in another file."""
-        deletes = pc.equal(rows["operation"], DELETE)
-        if not pc.any(deletes).as_py():
+        is_delete = mask_of_deletes(rows)
+        if is_delete is None:
             return
-        is_delete = np.array(deletes.to_pylist(), bool)
         families = _families(rows)
         concerned = {family for (family, _), d in zip(families, is_delete, strict=True) if d}
         named = [each if each[0] in concerned else None for each in families]
@@ -532,6 +531,12 @@ class FamilyOrder:
         return found
 
 
+def mask_of_deletes(rows: pa.Table) -> Numbers | None:
+    """Return a mask of the rows that are deletes; None: there is none."""
+    deletes = pc.equal(rows["operation"], DELETE)
+    return np.array(deletes.to_pylist(), bool) if pc.any(deletes).as_py() else None
+
+
 def _families(rows: pa.Table) -> list[tuple[_Family, str]]:
     """Return the family and the document of each row; an export of a keyed node is a family of its own."""
     names = ("source", "origin", "revision", "document", "key_hash", "row")
@@ -556,7 +561,7 @@ def waits_elsewhere(
     deletes: dict[_Family, list[tuple[str, int, str]]] = defaultdict(list)
     for file in pending:
         kinds = read_part(outbox.path(file.path), ["operation", "due"])
-        is_pending_delete = pc.and_(pc.equal(kinds["operation"], "delete"), pc.is_valid(kinds["due"]))
+        is_pending_delete = pc.and_(pc.equal(kinds["operation"], DELETE), pc.is_valid(kinds["due"]))
         if pc.any(is_pending_delete).as_py():
             rows = read_part(outbox.path(file.path), _FAMILY_COLUMNS).filter(is_pending_delete)
             for (family, document), row in zip(_families(rows), rows["row"].to_pylist(), strict=True):

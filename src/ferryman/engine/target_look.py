@@ -20,8 +20,7 @@ from ferryman import limits
 from ferryman.account.comparison import Comparison, ComparisonCounts, Difference
 from ferryman.account.queries import open_view, query_view, retry_read
 from ferryman.account.relations import View
-from ferryman.destinations.base import Destination
-from ferryman.destinations.stored import Stored, slices
+from ferryman.destinations.base import Destination, Stored, slices
 from ferryman.document import Operation
 from ferryman.engine.deliver.sending import context_of
 from ferryman.errors import DeliveryError, StateDamaged, Unavailable, message_of

@@ -153,7 +153,7 @@ class Item:
         return {}
 
     def _relist_ops(self, state: Any) -> list[Op]:
-        """Return the operations that list the item in the place of this state only."""
+        """Return the operations that list the item in place of this state only."""
         return []
 
     def _target_state(self, now: StatusNode, status: str) -> Any:

@@ -120,7 +120,7 @@ def is_archive(file: Stream) -> bool:
         if _is_zip(plain):
             return True
         try:
-            head = _decompressed(plain, lambda size: None).read(tarfile.BLOCKSIZE)
+            head = _decompress(plain, lambda size: None).read(tarfile.BLOCKSIZE)
             tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
         except ARCHIVE_ERRORS:
             return False
@@ -239,7 +239,7 @@ def _entries(directory: bytes) -> int:
 
 
 def _tar_members(plain: io.BufferedReader, budget: Budget, names: str) -> Iterator[Member]:
-    stream = _decompressed(plain, partial(budget.take, 0))
+    stream = _decompress(plain, partial(budget.take, 0))
     with (
         stream,
         tarfile.open(fileobj=stream, mode="r|", errorlevel=1, tarinfo=_BoundedInfo, encoding="utf-8") as archive,
@@ -298,5 +298,5 @@ def _is_zip(plain: io.BufferedReader) -> bool:
     return plain.peek(2).startswith(b"PK")
 
 
-def _decompressed(plain: io.BufferedReader, take: Callable[[int], None]) -> io.BufferedReader:
+def _decompress(plain: io.BufferedReader, take: Callable[[int], None]) -> io.BufferedReader:
     return io.BufferedReader(compressed.UnpackedStream(plain, take)) if compressed.stream_compression(plain) else plain

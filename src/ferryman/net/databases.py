@@ -34,7 +34,7 @@ POSTGRESQL_DRIVER: Final = "postgresql+psycopg"
 MYSQL_DRIVER: Final = "mysql+pymysql"
 
 _DRIVERS: Final = {"postgresql": POSTGRESQL_DRIVER, "mysql": MYSQL_DRIVER, "mariadb": MYSQL_DRIVER}
-"""Scheme of a URL -> the driver that is meant."""
+"""Scheme of a URL without a driver -> SQLAlchemy's name of the driver that is used."""
 
 _PACKAGES: Final = {
     POSTGRESQL_DRIVER: ("psycopg", "PostgreSQL needs psycopg", "ferryman[postgres]"),

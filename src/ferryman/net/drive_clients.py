@@ -108,7 +108,7 @@ class Ftp(DriveClient):
 
     def _connect(self: Any) -> None:
         try:
-            with self._asking(""):
+            with self._translate_errors(""):
                 super()._connect()  # type: ignore[misc]
         except FileNotFoundError as e:
             raise PermissionError(errno.EACCES, e.strerror) from e
@@ -119,7 +119,7 @@ class Ftp(DriveClient):
 
     def ls(self: Any, path: str, detail: bool = True, **_: Any) -> list[Any]:
         path = self._strip_protocol(path)
-        with self._asking(path):
+        with self._translate_errors(path):
             try:
                 self.ftp.cwd(path)
             except ftplib.error_perm as e:
@@ -161,7 +161,7 @@ class Ftp(DriveClient):
     def _info_of_one(self: Any, path: str) -> dict[str, Any] | None:
         """Return what ``MLST`` says of a path; None: the server refuses, so that a listing has to tell why. A listing
         for each file of a folder would take time by the square of their number."""
-        with self._asking(path):
+        with self._translate_errors(path):
             try:
                 lines = self.ftp.sendcmd(f"MLST {path}").split("\n")
             except ftplib.error_perm:
@@ -183,7 +183,7 @@ class Ftp(DriveClient):
     @contextmanager
     def _reading(self: Any, path: str, start: int) -> Iterator[Any]:
         """Yield the data connection of a file; one that is not read to its end costs the connection."""
-        with self._asking(path):
+        with self._translate_errors(path):
             self.ftp.voidcmd("TYPE I")
             with self.ftp.transfercmd(f"RETR {path}", start or None) as connection:
                 yield connection
@@ -195,11 +195,11 @@ class Ftp(DriveClient):
                 self._connect()
 
     def upload(self: Any, path: str, data: bytes) -> None:
-        with self._asking(path):
+        with self._translate_errors(path):
             self.ftp.storbinary(f"STOR {path}", io.BytesIO(data), blocksize=2**18)
 
     def replace(self: Any, old: str, new: str) -> None:
-        with self._asking(new):
+        with self._translate_errors(new):
             try:
                 self.ftp.rename(old, new)
             except ftplib.error_perm:  # some servers do not rename over a file
@@ -209,7 +209,7 @@ class Ftp(DriveClient):
                 self.ftp.rename(old, new)
 
     def replaces_at_once(self: Any, old: str, new: str) -> bool:
-        with self._asking(new):
+        with self._translate_errors(new):
             try:
                 self.ftp.rename(old, new)
             except ftplib.error_perm:
@@ -217,11 +217,11 @@ class Ftp(DriveClient):
             return True
 
     def remove(self: Any, path: str) -> None:
-        with self._asking(path):
+        with self._translate_errors(path):
             self.ftp.delete(path)
 
     def make_folder(self: Any, path: str) -> None:
-        with self._asking(path):
+        with self._translate_errors(path):
             try:
                 self.ftp.mkd(path)
             except ftplib.error_perm as e:
@@ -231,14 +231,14 @@ class Ftp(DriveClient):
                     raise PermissionError(errno.EACCES, str(e), path) from None
 
     def remove_folder(self: Any, path: str) -> None:
-        with self._asking(path):
+        with self._translate_errors(path):
             self.ftp.rmd(path)
 
     def disconnect(self: Any) -> None:
         self.ftp.close()
 
     @contextmanager
-    def _asking(self, path: str) -> Iterator[None]:
+    def _translate_errors(self, path: str) -> Iterator[None]:
         """Hold the connection, and raise errors of FTP as those of the operating system."""
         with self._lock:
             try:
@@ -487,7 +487,7 @@ class Smb(DriveClient):
         # Connections of its own: smbclient's are shared in a process, and made anew without a login if they break.
         self._session = {"username": self.username, "password": self.password, "encrypt": self.encrypt}
         self._session |= {"port": self._port, "connection_timeout": self.timeout, "connection_cache": {}}
-        with self._asking(""):
+        with self._translate_errors(""):
             smbclient.register_session(self.host, **self._session)
 
     @classmethod
@@ -497,7 +497,7 @@ class Smb(DriveClient):
     def ls(self: Any, path: str, detail: bool = True, **_: Any) -> list[Any]:
         import smbclient
 
-        with self._asking(path):
+        with self._translate_errors(path):
             entries = list(smbclient.scandir(self._unc(path), **self._session))
         found = [_smb_entry(posixpath.join(path, entry.name), entry.smb_info) for entry in entries]
         return found if detail else [info["name"] for info in found]
@@ -505,13 +505,13 @@ class Smb(DriveClient):
     def info(self: Any, path: str, **_: Any) -> dict[str, Any]:
         import smbclient
 
-        with self._asking(path):
+        with self._translate_errors(path):
             found = smbclient.stat(self._unc(path), **self._session)
         kind = "directory" if stat.S_ISDIR(found.st_mode) else "link" if stat.S_ISLNK(found.st_mode) else "file"
         return {"name": path, "type": kind, "size": found.st_size, "mtime": found.st_mtime}
 
     def cat_file(self: Any, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        with self._asking(path), self._file(path, "rb") as file:
+        with self._translate_errors(path), self._file(path, "rb") as file:
             file.seek(start or 0)
             return _read_up_to(file.read, None if end is None else end - (start or 0))
 
@@ -519,14 +519,14 @@ class Smb(DriveClient):
         return _Blocks(lambda start, end: self.cat_file(path, start, end))
 
     def upload(self: Any, path: str, data: bytes) -> None:
-        with self._asking(path), self._file(path, "wb") as file:
+        with self._translate_errors(path), self._file(path, "wb") as file:
             file.write(data)
             file.flush()
 
     def replace(self: Any, old: str, new: str) -> None:
         import smbclient
 
-        with self._asking(new):
+        with self._translate_errors(new):
             smbclient.replace(self._unc(old), self._unc(new), **self._session)
 
     def replaces_at_once(self: Any, old: str, new: str) -> bool:
@@ -536,20 +536,20 @@ class Smb(DriveClient):
     def remove(self: Any, path: str) -> None:
         import smbclient
 
-        with self._asking(path):
+        with self._translate_errors(path):
             smbclient.remove(self._unc(path), **self._session)
 
     def make_folder(self: Any, path: str) -> None:
         import smbclient
 
         if path.strip("/").count("/"):  # the first name is the share's
-            with suppress(FileExistsError), self._asking(path):
+            with suppress(FileExistsError), self._translate_errors(path):
                 smbclient.mkdir(self._unc(path), **self._session)
 
     def remove_folder(self: Any, path: str) -> None:
         import smbclient
 
-        with self._asking(path):
+        with self._translate_errors(path):
             smbclient.rmdir(self._unc(path), **self._session)
 
     def disconnect(self: Any) -> None:
@@ -569,7 +569,7 @@ class Smb(DriveClient):
         return f"\\\\{self.host}" + path.replace("/", "\\")
 
     @contextmanager
-    def _asking(self, path: str) -> Iterator[None]:
+    def _translate_errors(self, path: str) -> Iterator[None]:
         """Raise errors of SMB as those of the operating system."""
         from smbprotocol import exceptions as smb
 
@@ -620,7 +620,7 @@ class WebDav(DriveClient):
 
     def ls(self: Any, path: str, detail: bool = True, **_: Any) -> list[Any]:
         quoted = quote(path, errors="surrogateescape")
-        with self._asking(path):
+        with self._translate_errors(path):
             members = self.client.propfind(quoted, headers={"Depth": "1"}, follow_redirects=True).responses
         here = members.pop(self.client.join_url(quoted).path, None)
         if here is None:
@@ -643,13 +643,13 @@ class WebDav(DriveClient):
         return _webdav_entry({**entry, "name": member.path_relative_to(self.client.base_url), "type": kind})
 
     def info(self: Any, path: str, **_: Any) -> dict[str, Any]:
-        with self._asking(path):
+        with self._translate_errors(path):
             return {**_webdav_entry(self.client.info(quote(path, errors="surrogateescape"))), "name": path}
 
     def cat_file(self: Any, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         count = None if end is None else end - (start or 0)
         headers = {"Range": f"bytes={start or 0}-{'' if end is None else end - 1}"} if start or end is not None else {}
-        with self._asking(path), self._request("GET", path, headers) as answer:
+        with self._translate_errors(path), self._request("GET", path, headers) as answer:
             if answer.status_code == 416:  # it ends before the range does
                 return b""
             answer.raise_for_status()
@@ -677,7 +677,7 @@ class WebDav(DriveClient):
         self.client.http.close()
 
     @contextmanager
-    def _asking(self, path: str) -> Iterator[None]:
+    def _translate_errors(self, path: str) -> Iterator[None]:
         """Raise errors of WebDAV as those of the operating system."""
         import httpx
         from webdav4.client import ClientError, HTTPError, ResourceNotFound
@@ -724,17 +724,17 @@ class WebHdfs(DriveClient):
         return path or "/"
 
     def ls(self: Any, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        with self._asking(path):
+        with self._translate_errors(path):
             found = [_hdfs_entry(info) for info in super().ls(path, detail=True)]  # type: ignore[misc]
         return found if detail else [info["name"] for info in found]
 
     def info(self: Any, path: str, **_: Any) -> dict[str, Any]:
-        with self._asking(path):
+        with self._translate_errors(path):
             return _hdfs_entry(super().info(path))  # type: ignore[misc]
 
     def cat_file(self: Any, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         length = {} if end is None else {"length": end - (start or 0)}
-        with self._asking(path):
+        with self._translate_errors(path):
             if self.info(path)["size"] <= (start or 0):
                 return b""
             content: bytes = self._call("OPEN", path=path, offset=start or 0, **length).content
@@ -744,13 +744,13 @@ class WebHdfs(DriveClient):
         return _Blocks(lambda start, end: self.cat_file(path, start, end))
 
     def upload(self: Any, path: str, data: bytes) -> None:
-        with self._asking(path):
+        with self._translate_errors(path):
             asked = self._call("CREATE", method="put", path=path, redirect=False, overwrite="true")
             sent = self.session.put(self._apply_proxy(asked.headers["Location"]), data=data, timeout=_HDFS_TIMEOUT_S)
             sent.raise_for_status()
 
     def replace(self: Any, old: str, new: str) -> None:
-        with self._asking(new):
+        with self._translate_errors(new):
             if not self._done("RENAME", "put", old, destination=new):
                 self._must_be_file(old)
                 self._must_be_file(new)
@@ -759,16 +759,16 @@ class WebHdfs(DriveClient):
                     raise FileNotFoundError(errno.ENOENT, f"could not be renamed to {new}", old)
 
     def remove(self: Any, path: str) -> None:
-        with self._asking(path):
+        with self._translate_errors(path):
             if not self._done("DELETE", "delete", path):
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
     def make_folder(self: Any, path: str) -> None:
-        with self._asking(path):
+        with self._translate_errors(path):
             self._done("MKDIRS", "put", path)
 
     def remove_folder(self: Any, path: str) -> None:
-        with self._asking(path):
+        with self._translate_errors(path):
             self._done("DELETE", "delete", path, recursive="false")
 
     def _done(self: Any, operation: str, method: str, path: str, **options: str) -> bool:
@@ -776,7 +776,7 @@ class WebHdfs(DriveClient):
         return bool(self._call(operation, method=method, path=path, **options).json()["boolean"])
 
     @contextmanager
-    def _asking(self, path: str) -> Iterator[None]:
+    def _translate_errors(self, path: str) -> Iterator[None]:
         """Raise errors of requests as those of the operating system."""
         import requests
 

@@ -92,7 +92,7 @@ def protocol_of(url: str) -> Protocol | None:
 
 
 def shown(url: str) -> str:
-    """Return a URL without login, and with ``?…`` in the place of a query."""
+    """Return a URL without login, and with ``?…`` in place of a query."""
     return _QUERY.sub("?…", _USER.sub("…@", url))
 
 

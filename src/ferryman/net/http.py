@@ -524,24 +524,77 @@ def _cut_off_after(connected: socket.socket, timeout_s: object) -> Iterator[None
     if not isinstance(timeout_s, int | float):
         yield
         return
-    is_cut = threading.Event()
-
-    def cut() -> None:
-        is_cut.set()
-        with suppress(OSError):
-            socket.socket.shutdown(connected, socket.SHUT_RDWR)
-
-    timer = threading.Timer(timeout_s, cut)
-    timer.daemon = True
-    timer.start()
+    deadline = Deadline(connected, time.monotonic() + timeout_s)
     try:
+        _deadlines.add(deadline)
         yield
     except Exception:
-        if is_cut.is_set():
+        if deadline.is_cut:
             raise TimeoutError(f"no whole headers within {timeout_s:g} s") from None
         raise
     finally:
-        timer.cancel()
+        _deadlines.remove(deadline)
+
+
+class Deadline:
+    """Time (monotonic) at which a connection is shut down."""
+
+    def __init__(self, connected: socket.socket, until: float) -> None:
+        self.connected, self.until = connected, until
+        self.is_cut = False
+
+    def cut(self) -> None:
+        self.is_cut = True
+        with suppress(OSError):
+            socket.socket.shutdown(self.connected, socket.SHUT_RDWR)
+
+
+class Deadlines:
+    """Shuts down connections at their deadlines, in one thread for all of them: a timer for each request would start a
+    thread for each, which takes longer than a small request.
+
+    The thread starts with a deadline and ends when it wakes up and finds none: once in the length of a time-out, not
+    once in a request. A forked process has no thread and begins with no deadline.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._pending: set[Deadline] = set()
+        self._wakes_at: float | None = None
+        """When the thread wakes up; None: there is no thread."""
+
+    def add(self, deadline: Deadline) -> None:
+        with self._changed:
+            if self._wakes_at is None:
+                threading.Thread(target=self._watch, name="ferryman-deadlines", daemon=True).start()
+                self._wakes_at = deadline.until
+            elif deadline.until < self._wakes_at:
+                self._wakes_at = deadline.until
+                self._changed.notify()
+            self._pending.add(deadline)
+
+    def remove(self, deadline: Deadline) -> None:
+        """Remove a deadline; its connection is not shut down after this."""
+        with self._changed:
+            self._pending.discard(deadline)
+
+    def _watch(self) -> None:
+        with self._changed:
+            while self._pending:
+                now = time.monotonic()
+                for deadline in [each for each in self._pending if each.until <= now]:
+                    self._pending.remove(deadline)
+                    deadline.cut()
+                self._wakes_at = min((each.until for each in self._pending), default=now)
+                self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
+            self._wakes_at = None
+
+
+_deadlines: Final = Deadlines()
+os.register_at_fork(after_in_child=_deadlines.forget)
 
 
 def _connect(reach: Reach, requester: Any) -> socket.socket:

@@ -45,7 +45,7 @@ def strip_secrets(url: str) -> str:
 
 
 def redact(url: str) -> str:
-    """Return a URL for messages: without secrets, and with ``?…`` in the place of a query."""
+    """Return a URL for messages: without secrets, and with ``?…`` in place of a query."""
     return strip_secrets(url) + ("?…" if "?" in url.partition("#")[0] else "")
 
 

@@ -148,7 +148,7 @@ class _ReachWalk:
             self._visit_class(value)
         else:
             self._note_package(_module_of(value))
-            for name, part in _wrapped(value):
+            for name, part in _unwrap(value):
                 self._reach(name, part)
 
     def _visit_function(self, function: FunctionType) -> None:
@@ -455,7 +455,7 @@ def _is_code(value: Any) -> bool:
     return kind is FunctionType or issubclass(kind, type) or issubclass(kind, _WRAPPERS)
 
 
-def _wrapped(value: Any) -> Iterator[tuple[str, Any]]:
+def _unwrap(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a method, a partial or another wrapper is made of, each with the name of its fact."""
     if isinstance(value, MethodType | classmethod | staticmethod):
         yield "", value.__func__

@@ -5,7 +5,7 @@ misbehave, and so on; then the plan runs again until all is delivered, and sourc
 run in which nothing went wrong.
 
 1. ``sample``: read some documents of each source, once
-2. ``twin_plan``, ``twins``, ``steps``: put twins in the place of destinations, watch the steps
+2. ``twin_plan``, ``twins``, ``steps``: put twins in place of destinations, watch the steps
 3. ``child``, ``rounds``: run it in processes that can be killed, with one of the ``faults`` each
 4. ``comparison``: compare what each round has left
 5. ``report``: say what was proved, and what was not

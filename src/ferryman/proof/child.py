@@ -32,7 +32,7 @@ from ferryman.engine.settings import Clock, RunSettings, SparkSettings
 from ferryman.errors import FerrymanError, StateHeld, StateLost, describe
 from ferryman.observe import Silent
 from ferryman.plan import Plan
-from ferryman.proof import broken, faults, spark
+from ferryman.proof import broken, faults
 from ferryman.proof.faults import PlannedFault
 from ferryman.proof.sample import bytes_of
 from ferryman.proof.steps import refuse_connections
@@ -211,8 +211,8 @@ def _drive(job: ChildJob, plan: Plan, folder: Path) -> Iterator[tuple[State, Run
     """Become the driver of the round's state."""
     if job.on_spark:
         if job.fault is not None:
-            spark.arm(job.fault, folder)
-        settings = SparkSettings.of(None, spark.MASTER, spark.CONF)
+            faults.arm_spark(job.fault, folder)
+        settings = SparkSettings.of(None, faults.SPARK_MASTER, faults.SPARK_CONF)
         with driver.drive(plan, folder / "state", settings, observer=Silent()) as driven:
             yield driven
         return

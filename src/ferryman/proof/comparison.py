@@ -159,7 +159,9 @@ class RoundComparison:
         if not readable:  # what it was given is all there is
             expected, held = given_before, given
         hashes = {digest for node, digest in (*seen.in_doubt, *seen.failed) if node in nodes}
-        excused = {_merged(key_of(each), nodes) for each in this.arrivals if each.node in nodes and each.hash in hashes}
+        excused = {
+            _merge_key(key_of(each), nodes) for each in this.arrivals if each.node in nodes and each.hash in hashes
+        }
         doubtful = sum(node in nodes for node, _ in seen.in_doubt)
         found.in_doubt += doubtful
         missing = {key for key in expected if not held[key] and key not in excused}
@@ -198,7 +200,7 @@ class RoundComparison:
         self, name: str, this: Delivered, found: Findings, nodes: list[str], held: Counter[Key]
     ) -> None:
         before, now = (
-            {_merged(key, nodes): digest for node in nodes for key, digest in each.contents[node].items()}
+            {_merge_key(key, nodes): digest for node in nodes for key, digest in each.contents[node].items()}
             for each in (self._reference, this)
         )
         other = [key for key in held if key in before and key in now and before[key] != now[key]]
@@ -237,11 +239,11 @@ class RoundComparison:
         total: Counter[Key] = Counter()
         for node in nodes:
             for key, count in counters.get(node, {}).items():
-                total[_merged(key, nodes)] += count
+                total[_merge_key(key, nodes)] += count
         return total
 
 
-def _merged(key: Key, nodes: list[str]) -> Key:
+def _merge_key(key: Key, nodes: list[str]) -> Key:
     """Return the key of a delivery to one of several destinations, whichever of them it was."""
     return key if len(nodes) == 1 else key._replace(route="")
 

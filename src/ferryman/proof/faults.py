@@ -1,22 +1,72 @@
-"""Faults of a proof: which kinds there are, and how one is armed in the process that it hits."""
+"""Faults of a proof: which kinds there are, how one is armed in the process that it hits, and that it happened."""
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import functools
 import io
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
 from ferryman import crash
-from ferryman.proof.effects import Effects
+
+# --- effects: proof that a fault happened, in files, because the process may be gone a moment later ---
+# A fault that hits nothing proves nothing, so a round counts only if its fault has left its mark here.
+
+
+class Effects:
+    """Marks of one fault, shared by all processes of a round.
+
+    Args:
+        folder: where the marks are.
+        first: number of the call at which the fault begins, from 1; 0: it never does.
+        times: number of calls for which it lasts.
+    """
+
+    def __init__(self, folder: Path, first: int = 0, times: int = 1) -> None:
+        self._folder = folder
+        self._first = first
+        self._times = times
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return those of a fault that does not happen."""
+        return cls(Path(), 0)
+
+    def happens(self) -> bool:
+        """Count a call, and return whether the fault happens in it; then its mark is there already."""
+        if not self._first:
+            return False
+        number = self._count()
+        if not self._first <= number < self._first + self._times:
+            return False
+        (self._folder / "effect").touch()
+        return True
+
+    def _count(self) -> int:
+        """Return the number of this call over all processes, from 1."""
+        last = self._first + self._times
+        for number in range(1, last + 1):
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self._folder / f"call-{number}", os.O_CREAT | os.O_EXCL))
+                return number
+        return last + 1
+
+
+def took_effect(folder: Path) -> bool:
+    """Return whether the fault of the round in this folder has happened."""
+    return (folder / "effect").exists()
+
+
+# --- kinds of faults ---
 
 
 class Kind(NamedTuple):
@@ -57,7 +107,7 @@ KINDS: Final = {
     "jvm": Kind("Spark's Java process is killed", "jvm", spark=True),
     "spark": Kind("Spark runs the task of a killed worker again", "spark", spark=True),
 }
-"""Kind of fault -> what it is, in the order of the table."""
+"""Kinds of faults by name, in the order of the report's table."""
 
 COMMIT_POINTS: Final = ("commit.ready", "wave.logged", "deliver.done", "ledger.synced", "outbox.logged")
 """Points of the driver at which the faults of ``commit`` are tried."""
@@ -89,7 +139,7 @@ class PlannedFault(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Return what it is counted by: a durable write, or a node."""
+        """Return the name under which rounds are counted: of a durable write, or of a node."""
         return self.at or "any"
 
 
@@ -259,3 +309,35 @@ class FullDisk:
             except OSError:
                 return False
         return isinstance(what, str | os.PathLike) and os.fspath(what).startswith(self._root)
+
+
+# --- faults of Spark: its Java process or a Python worker is killed ---
+
+SPARK_MASTER: Final = "local[2,4]"
+"""Two tasks at once; a task whose worker dies is tried four times."""
+
+SPARK_CONF: Final = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.python.worker.reuse": "true"}
+
+
+def arm_spark(fault: PlannedFault, folder: Path) -> None:
+    """Arm a fault of Spark, before it is started: its workers inherit the environment."""
+    if fault.kind == "spark":
+        os.environ[crash.ENVIRONMENT] = f"{fault.at}:{fault.nth}@{folder / 'effect'}"
+    elif fault.kind == "jvm":
+        on_reaching(fault, lambda: _kill_java(folder))
+
+
+def _kill_java(folder: Path) -> None:
+    for pid in _descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            if "java" in Path(f"/proc/{pid}/comm").read_text():
+                os.kill(pid, signal.SIGKILL)
+                (folder / "effect").touch()
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield int(child)
+                yield from _descendants(int(child))

@@ -191,7 +191,7 @@ def _ignore(text: str) -> None:
 
 
 class _Proving:
-    """One proof on its way."""
+    """A proof in progress: its plan, folder, faults and the rounds so far."""
 
     def __init__(
         self,

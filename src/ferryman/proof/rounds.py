@@ -16,8 +16,7 @@ import msgspec
 
 from ferryman.proof import child
 from ferryman.proof.child import ChildJob, Observation, RunAnswer
-from ferryman.proof.effects import took_effect
-from ferryman.proof.faults import KINDS, PlannedFault
+from ferryman.proof.faults import KINDS, PlannedFault, took_effect
 from ferryman.proof.sample import VERSIONS
 
 _RUNS: Final = 8
@@ -157,14 +156,14 @@ class Round:
         self._forks = fault is not None and KINDS[fault.kind].forks
 
     def play(self, *, records: bool = False) -> Played:
-        """Play it, and look at what is there at the end.
+        """Run the plan with the round's fault until nothing is pending; return the final state of ledger and twins.
 
         Args:
-            records: the points that are reached are written down; tasks run in processes of their own.
+            records: record the points that are reached; tasks run in processes of their own.
 
         Raises:
-            Inconclusive: it shows nothing.
-            Violation: a rule was broken on the way.
+            Inconclusive: a process did not end in time, or the final state could not be read.
+            Violation: a rule was broken during the round.
         """
         began = time.monotonic()
         shutil.rmtree(self._folder, ignore_errors=True)

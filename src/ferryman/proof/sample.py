@@ -18,7 +18,7 @@ from ferryman.engine.transform.reader import read_listed
 from ferryman.errors import BadDocument, Unavailable, UsageError
 from ferryman.limits import MIB
 from ferryman.plan import AltsNode, JoinNode, Plan, SourceNode
-from ferryman.proof.effects import Effects
+from ferryman.proof.faults import Effects
 from ferryman.sources import DataFrame
 from ferryman.sources.base import Fetched, Listed, Source
 from ferryman.sources.log import Entry, Log, Piece, Positions
@@ -83,12 +83,12 @@ class DrawnSource:
         gone = set(range(2, len(documents) - 1, _SHARE)) - new
         changed = {place for place in range(0, len(documents), _SHARE) if place not in gone | new}
         return [
-            self._exchanged(place) if place in changed else each
+            self._exchange_content(place) if place in changed else each
             for place, each in enumerate(documents)
             if place not in gone
         ]
 
-    def _exchanged(self, place: int) -> Drawn:
+    def _exchange_content(self, place: int) -> Drawn:
         """Return a document with the content of the next one of its kind, which its steps can surely process."""
         this = self.documents[place]
         kind = PurePosixPath(this.id).suffix
@@ -175,7 +175,7 @@ def _entries(log: Log, count: int) -> Iterator[Document | Entry]:
         yield from log.read_piece(piece)
 
 
-# What stands in the place of the sources, in each round.
+# What stands in place of the sources, in each round.
 
 
 class SampleSource(Source):

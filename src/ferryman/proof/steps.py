@@ -22,7 +22,7 @@ from ferryman.document import Document, encode_fields
 from ferryman.errors import BadDocument, PermanentError, Unavailable
 from ferryman.plan import Plan, StepNode
 from ferryman.plan.calls import is_async
-from ferryman.proof.effects import Effects
+from ferryman.proof.faults import Effects
 from ferryman.proof.twins import append_lines
 
 CALLS: Final = "calls.jsonl"
@@ -90,14 +90,14 @@ class ObservedStep:
             _current.reset(token)
         if isinstance(made, Coroutine):
             raise PermanentError(f"step {self._name} returned a coroutine, but is not an async def")
-        return self._recorded(before, made)
+        return self._record(before, made)
 
     def _begin(self, given: Any) -> list[tuple[str, str]]:
         if self._effects.happens():
             raise Unavailable(f"the proof has taken the service of step {self._name} away")
         return _digests(given)
 
-    def _recorded(self, before: list[tuple[str, str]], made: Any) -> Any:
+    def _record(self, before: list[tuple[str, str]], made: Any) -> Any:
         if isinstance(made, Iterator):
             return self._follow(before, made)
         self._write(before, _answers(made, len(before), whole=self._arrow))
@@ -133,7 +133,7 @@ class ObservedAsyncStep(ObservedStep):
             raise
         finally:
             _current.reset(token)
-        return self._recorded(before, made)
+        return self._record(before, made)
 
 
 def observe(node: StepNode, folder: Path, effects: Effects) -> Callable[..., Any]:

@@ -13,8 +13,7 @@ from ferryman.destinations import Queue as QueueDestination
 from ferryman.destinations.base import Destination
 from ferryman.plan import AltsNode, DestinationNode, JoinNode, KeyedNode, Plan, Policy, SourceNode, StepNode
 from ferryman.plan.nodes import ExportsNode, Node
-from ferryman.proof.effects import Effects
-from ferryman.proof.faults import PlannedFault, node_effects
+from ferryman.proof.faults import Effects, PlannedFault, node_effects
 from ferryman.proof.sample import DrawnSource, Sample, SampleLog, SampleSource
 from ferryman.proof.steps import observe
 from ferryman.proof.twins import Misbehaviour, make_twin, wrap
@@ -89,7 +88,7 @@ class TwinPlan:
             case KeyedNode() | ExportsNode():
                 return node
             case JoinNode() | AltsNode():
-                return dataclasses.replace(node, source=self._combined(node.source))
+                return dataclasses.replace(node, source=self._combine(node.source))
             case SourceNode():
                 return dataclasses.replace(node, source=self._source(node))
             case StepNode():
@@ -125,7 +124,7 @@ class TwinPlan:
         twin.root = root
         return twin
 
-    def _combined(self, source: Source) -> Source:
+    def _combine(self, source: Source) -> Source:
         """Return the same join of the twins of the logs."""
         assert isinstance(source, Joined | Alternating)
         return type(source)({name: self._logs[id(log)] for name, log in source.inputs.items()})

@@ -1,4 +1,4 @@
-"""Twins of destinations: what stands in the place of a plan's own destinations in a proof.
+"""Twins of destinations: what replaces a plan's own destinations in a proof.
 
 A SQLite database, a folder and a queue have a twin of the same kind, in the round's folder. For everything else, such
 as a webhook, the twin is a ``Recorder``: it behaves as its guarantee demands, and shows what Ferryman has sent. Each
@@ -32,14 +32,14 @@ from ferryman.destinations.base import (
     Effect,
     Guarantee,
     Outcome,
+    Stored,
     encode_payload,
 )
-from ferryman.destinations.stored import Stored
 from ferryman.errors import FerrymanError
 from ferryman.net import databases
 from ferryman.plan import DestinationNode
 from ferryman.plan.paths import target_of
-from ferryman.proof.effects import Effects
+from ferryman.proof.faults import Effects
 
 ARRIVALS: Final = "arrivals.jsonl"
 """File of a round with every delivery that a twin was given."""
@@ -144,7 +144,7 @@ def can_be_read(destination: Destination) -> bool:
 
 
 def make_twin(node: DestinationNode, folder: Path, scratch: str = "") -> tuple[Destination, str]:
-    """Return the twin of a node's destination, and what it is.
+    """Return the twin of a node's destination, and its kind: "embedded", "scratch" or "recorder".
 
     Args:
         scratch: end of the names of scratch tables; "": none may be made.
@@ -418,7 +418,7 @@ def can_forget(inner: Destination) -> bool:
 
 
 def forget_tail(inner: Destination, folder: Path) -> None:
-    """Put the copy in the place of what the twin has: its last writes are lost."""
+    """Replace the content of the twin by the copy: its last writes are lost."""
     place = _place(inner)
     assert place is not None
     shutil.rmtree(place)

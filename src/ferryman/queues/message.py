@@ -50,7 +50,7 @@ def content_of(bodies: Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | No
         raise UsageError("append takes a list of messages, each a JSON object: append([{…}]). Nothing was appended.")
     texts = [_appendable(body, f"message {place}") for place, body in enumerate(bodies, 1)]
     encoded_meta = _appendable(meta, "meta") if meta else None
-    parts = [_table(texts[start:stop], encoded_meta) for start, stop in _bounded(texts)]
+    parts = [_table(texts[start:stop], encoded_meta) for start, stop in _slice_to_fit(texts)]
     return pa.concat_tables(parts) if parts else CONTENT.empty_table()
 
 
@@ -63,7 +63,7 @@ def messages_of(rows: pa.Table) -> list[Message]:
     ]
 
 
-def _bounded(texts: list[str]) -> Iterable[tuple[int, int]]:
+def _slice_to_fit(texts: list[str]) -> Iterable[tuple[int, int]]:
     """Yield slices whose content an Arrow column can hold: 2 GiB."""
     start = size = 0
     for n, text in enumerate(texts):

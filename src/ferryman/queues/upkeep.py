@@ -88,10 +88,10 @@ def next_batch(files: list[MessageFile], wanted: int | None = None) -> list[Mess
                 break
             run, level = [], file.level
         run.append(file)
-    return _fitting(run) if len(run) >= wanted else []
+    return _select_to_merge(run) if len(run) >= wanted else []
 
 
-def _fitting(run: list[MessageFile]) -> list[MessageFile]:
+def _select_to_merge(run: list[MessageFile]) -> list[MessageFile]:
     """Return the oldest of these files that fit into one file, in order: at least two."""
     batch: list[MessageFile] = []
     size = 0

@@ -173,8 +173,7 @@ def _frame(record: Record) -> bytes:
 
 
 def is_written(path: StatePath) -> bool:
-    """Return whether the writer of a log is still at work, as far as its lock tells; in an object store there is
-    none."""
+    """Return whether the writer of a log holds its lock; False in an object store, where logs have no locks."""
     if not isinstance(path, Path):
         return False
     fd = os.open(path, os.O_RDONLY)

@@ -26,9 +26,8 @@ from typing import Final, NamedTuple
 
 from ferryman import crash
 from ferryman.remembered import log
-from ferryman.remembered.answers import REFUSED, RememberedAnswer
+from ferryman.remembered.answers import REFUSED, Input, RememberedAnswer
 from ferryman.remembered.claims import Claims, open_claims
-from ferryman.remembered.inputs import Input
 from ferryman.remembered.log import (
     Answered,
     Begun,

@@ -27,8 +27,7 @@ import pyarrow.parquet as pq
 
 from ferryman import crash, limits
 from ferryman.errors import StateDamaged
-from ferryman.remembered.answers import RememberedAnswer
-from ferryman.remembered.inputs import KEY_BYTES
+from ferryman.remembered.answers import KEY_BYTES, RememberedAnswer
 from ferryman.storage import files
 from ferryman.storage.delta import OWN_CHECKPOINTS, DataFile, DeltaLog, LogEntry, delta_schema, first_entry
 from ferryman.storage.files import StatePath

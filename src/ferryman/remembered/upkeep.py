@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from ferryman import crash, limits
 from ferryman.errors import StateHeld
 from ferryman.remembered import log
-from ferryman.remembered.inputs import KEY_BYTES, document_hash, key_of
+from ferryman.remembered.answers import KEY_BYTES, document_hash, key_of
 from ferryman.remembered.log import Answered, Begun, Doubted, Ended, Forgotten, Header, LogName, LogWriter, Used
 from ferryman.remembered.policy import Remember
 from ferryman.remembered.sorted_files import SortedFiles

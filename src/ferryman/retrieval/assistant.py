@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from ferryman import account, limits
-from ferryman.destinations.queries import Hit
+from ferryman.destinations.base import Hit
 from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.plan import DestinationNode, Flow, Plan
 from ferryman.plan.load import load, plan_file
@@ -108,7 +108,7 @@ class Tools:
         they have all the words of the question, so give few. `plan` and `destination` are needed only if there are
         several. Each hit has the beginning of its text; `read_document` gives all of it."""
         asked = self._plan(plan)
-        node = _searched(asked.plan, destination)
+        node = _find_destination(asked.plan, destination)
         if not 1 <= limit <= limits.ASSISTANT_HITS:
             raise UsageError(f"limit={limit}: give a number from 1 to {limits.ASSISTANT_HITS}.")
         if getattr(node.destination, "vectors", None):
@@ -123,7 +123,7 @@ class Tools:
         """Read the text and the fields of a document, or of a part of one, as its index has it. A long text comes in
         pieces: `next_offset` is where to read on."""
         asked = self._plan(plan)
-        nodes = [_searched(asked.plan, destination)] if destination else _destinations(asked.plan)
+        nodes = [_find_destination(asked.plan, destination)] if destination else _destinations(asked.plan)
         readable = []
         for node in nodes:
             try:
@@ -183,7 +183,7 @@ def _destinations(plan: Plan) -> list[DestinationNode]:
     return [node for node in plan.nodes if isinstance(node, DestinationNode) and not node.errors]
 
 
-def _searched(plan: Plan, name: str) -> DestinationNode:
+def _find_destination(plan: Plan, name: str) -> DestinationNode:
     """Return the destination of this name; without a name the only one with vectors, else the only one."""
     if name:
         return find_destination(plan, name)

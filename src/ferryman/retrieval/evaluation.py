@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ferryman import limits
-from ferryman.destinations.queries import Hit
+from ferryman.destinations.base import Hit
 from ferryman.destinations.vectors import Where
 from ferryman.document import decode_json
 from ferryman.errors import UsageError, safe_repr
@@ -137,13 +137,13 @@ def _ranks(hits: Sequence[Hit], grades: Mapping[str, int]) -> Iterator[str | Non
     found before are left out."""
     seen = set()
     for hit in hits:
-        id = _expected(hit.id, grades)
+        id = _expected_id(hit.id, grades)
         if id is None or id not in seen:
             yield id
         seen.add(id)
 
 
-def _expected(id: str, grades: Mapping[str, int]) -> str | None:
+def _expected_id(id: str, grades: Mapping[str, int]) -> str | None:
     """Return the expected id that a hit stands for: its own, or that of a document which it is a part of."""
     while id not in grades:
         id, mark, _ = id.rpartition("#")

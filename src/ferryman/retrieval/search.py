@@ -11,12 +11,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from ferryman import limits
-from ferryman.destinations.queries import Hit
+from ferryman.destinations.base import Hit, parse_query
 from ferryman.destinations.vectors import VectorDestination, Where, fuse_ranks
 from ferryman.document import Document, current_caller
 from ferryman.errors import DeliveryError, Dropped, PlanError, UsageError, message_of, plain_text
+from ferryman.net import urls
 from ferryman.plan import DestinationNode, Plan, StepNode
 
 __all__ = ["Hit", "Where", "search"]
@@ -74,8 +76,6 @@ def search(
             "a filter needs plan= and embed= (--plan and --embed): without them, words alone are searched."
         )
     if index.startswith(("http://", "https://")):
-        from ferryman.destinations.web_search import search as search_server
-
         return search_server(index, text, limit, mark=mark)
     from ferryman.destinations.sql.search import search as search_database
 
@@ -124,8 +124,8 @@ def search_by_words(node: DestinationNode, text: str, limit: int) -> list[Hit]:
     Raises:
         UsageError, DeliveryError: it has no full-text index, or does not answer.
     """
+    from ferryman.destinations.base import parse_query
     from ferryman.destinations.opensearch import OpenSearch
-    from ferryman.destinations.queries import parse_query
     from ferryman.destinations.solr import Solr
     from ferryman.destinations.sql import Sql
 
@@ -246,3 +246,36 @@ def _usage_errors(name: str) -> Iterator[None]:
 def _names(names: Any) -> str:
     """Return names for a message, without the question's own field."""
     return ", ".join(name for name in names if name != "text")
+
+
+# --- search in an index of OpenSearch or a collection of Solr, by its URL ---
+
+
+def search_server(url: str, text: str, limit: int = 10, *, mark: tuple[str, str] = ("", "")) -> list[Hit]:
+    """Return the best hits first. Words are found as in a database; accents, if the fields' analyzers fold them.
+
+    Args:
+        url: ``http://localhost:9200/plays`` or ``http://localhost:8983/solr/plays``; ``${NAME}`` in it is filled in
+            from the environment.
+        mark: what is put before and after each found word in a snippet.
+
+    Raises:
+        UsageError: the URL names no index, the server does not answer, or refuses.
+    """
+    from ferryman.destinations.opensearch import OpenSearch
+    from ferryman.destinations.solr import Solr
+
+    query = parse_query(text)
+    server, _, index = url.rstrip("/").rpartition("/")
+    try:
+        if "/solr/" in urlsplit(url).path:
+            destination: OpenSearch | Solr = Solr(url)
+        elif urlsplit(server).netloc:
+            destination = OpenSearch(server, unquote(index))
+        else:
+            raise UsageError(f"{urls.strip_secrets(url)}: name the index, too: http://localhost:9200/plays.")
+        return destination.search(query, limit, mark) if query and limit > 0 else []
+    except PlanError as e:
+        raise UsageError("\n".join(e.findings)) from None
+    except (DeliveryError, ConnectionError) as e:
+        raise UsageError(str(e)) from e

@@ -63,7 +63,7 @@ class Exports(Log):
 
     def rows(self, piece: Piece) -> Iterator[pa.Table]:
         """Yield the exports of a piece, with revisions made of their places: several may have one id."""
-        from ferryman.sources.export_rows import rows_of
+        from ferryman.sources.log_rows import rows_of
 
         return rows_of(piece)
 

@@ -566,13 +566,13 @@ class Repository:
     def _all_sizes(self) -> dict[str, int]:
         """Return the size of every object that is here. Asked for one that is not, git would fetch it."""
         options = ["--batch-all-objects", "--unordered", "--batch-check=%(objectname) %(objectsize)"]
-        return _pairs(self._git("cat-file", *options, lazy=False))
+        return _blob_sizes(self._git("cat-file", *options, lazy=False))
 
     def _sizes(self, blobs: Collection[str]) -> dict[str, int]:
         if not blobs:
             return {}
         names = "".join(f"{blob}\n" for blob in blobs)
-        return _pairs(
+        return _blob_sizes(
             self._git("cat-file", "--batch-check=%(objectname) %(objectsize)", given=names.encode(), lazy=False)
         )
 
@@ -715,8 +715,8 @@ class BlobReader:
             self.close()
 
 
-def _pairs(text: bytes) -> dict[str, int]:
-    """Return the sizes that ``cat-file`` prints; it says "missing" in the place of some."""
+def _blob_sizes(text: bytes) -> dict[str, int]:
+    """Return blob -> size, from the output of ``git cat-file``; blobs that it calls "missing" are left out."""
     pairs = (line.split(" ") for line in text.decode().splitlines())
     return {blob: int(size) for blob, size in pairs if size.isdecimal()}
 

@@ -75,10 +75,10 @@ class Imap(Source):
         exclude: folders that are left out, likewise.
         user, password: of the account; ``${NAME}`` is filled in from the environment. The password must come from
             there.
-        token: a token for XOAUTH2 in the place of the password, as ``"${NAME}"``.
+        token: a token for XOAUTH2 in place of the password, as ``"${NAME}"``.
         security: "tls"; "starttls"; "none", for servers of this machine only.
         port: None: 993 with TLS, else 143.
-        ca: file with the certificate of an authority to trust in the place of the system's.
+        ca: file with the certificate of an authority to trust in place of the system's.
         max_bytes: largest mail; a larger one is rejected.
         timeout_s: time that the server may take to connect, and to send the next bytes (seconds).
         may_be_empty: whether no mails at all are normal, and delete every document.
@@ -191,7 +191,7 @@ class Imap(Source):
 
 
 class ServerAddress(NamedTuple):
-    """Server and login, with the names of variables in the place of secrets."""
+    """Server and login, with the names of variables in place of secrets."""
 
     host: str
     port: int
@@ -274,7 +274,7 @@ class MailReader:
                     self._client, self._folder = self._server.connect(), None
                 if folder is not None and folder != self._folder:
                     self._folder = None
-                    self._examined = _described(self._client.select_folder(folder, readonly=True))
+                    self._examined = _read_status(self._client.select_folder(folder, readonly=True))
                     self._folder = folder
                 return request(self._client)
             except (OSError, imaplib.IMAP4.abort) as e:
@@ -304,7 +304,7 @@ class MailReader:
                     client.close_folder()  # expunges nothing, for it is open for reading only
             wanted = ["MESSAGES", "UIDNEXT", "UIDVALIDITY"]
             wanted += ["HIGHESTMODSEQ"] if client.has_capability("CONDSTORE") else []
-            return _described(client.folder_status(folder, wanted))
+            return _read_status(client.folder_status(folder, wanted))
 
         return self._ask(ask)
 
@@ -435,7 +435,7 @@ class UnclearFolder(Exception):
     """Raised if a folder does not say what is needed to know its mails."""
 
 
-def _described(answer: Mapping[bytes, Any]) -> dict[str, Any]:
+def _read_status(answer: Mapping[bytes, Any]) -> dict[str, Any]:
     """Return what a folder says of itself in an answer to STATUS or EXAMINE."""
     state = {
         "validity": answer.get(b"UIDVALIDITY"),

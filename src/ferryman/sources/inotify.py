@@ -49,7 +49,7 @@ nothing."""
 
 
 class CannotWatch(Exception):
-    """Why changes of a folder cannot be noticed by events, for people."""
+    """Raised if the kernel cannot report changes of a folder; the text gives the reason."""
 
 
 class Event(NamedTuple):
@@ -72,7 +72,7 @@ class Inotify:
         self._libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(self._libc, "inotify_init1"):
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-        self._descriptor = self._checked(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "")
+        self._descriptor = self._check(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "")
 
     def fileno(self) -> int:
         return self._descriptor
@@ -83,7 +83,7 @@ class Inotify:
         Raises:
             OSError: ENOSPC: this user may have no more watches; it is not a folder, is gone, or may not be read.
         """
-        return self._checked(self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), mask), path)
+        return self._check(self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), mask), path)
 
     def remove(self, watch: int) -> None:
         """End a watch; the kernel may have ended it already."""
@@ -106,7 +106,7 @@ class Inotify:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def _checked(self, result: int, path: str) -> int:
+    def _check(self, result: int, path: str) -> int:
         if result < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), path)

@@ -1,19 +1,21 @@
-"""Entries of a log as Arrow tables; not in ``sources.log``, because pyarrow takes long to load."""
+"""Entries of a log, and exports of a keyed node, as Arrow tables; apart from logs, for pyarrow takes long to load."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ferryman.document import content_version, decode_fields, encode_fields, size_problem
 from ferryman.errors import BadDocument
+from ferryman.records.keys import EXPORTS_FILE, export_revision, key_hash, lanes
 from ferryman.records.provenance import merge_provenances
 from ferryman.records.rows import table_of
-from ferryman.sources.log import joined_id
-from ferryman.storage.parquet import column_values, number_array
+from ferryman.sources.log import Piece, joined_id
+from ferryman.storage.parquet import RowGroups, column_values, number_array
 
 ROWS: Final = pa.schema(
     [
@@ -66,11 +68,38 @@ def join_tables(number: int, inputs: Mapping[str, pa.Table]) -> pa.Table | None:
         id=list(map(joined_id, zip(*ids, strict=True))),
         fields=fields,
         version=[content_version(each, None) for each in fields],
-        provenance=_merged(inputs.values(), rows),
+        provenance=_merge(inputs.values(), rows),
     )
 
 
-def _merged(inputs: Collection[pa.Table], rows: int) -> list[str | None] | None:
+def _merge(inputs: Collection[pa.Table], rows: int) -> list[str | None] | None:
     if all(table["provenance"].null_count == rows for table in inputs):
         return None
     return list(map(merge_provenances, zip(*(column_values(table["provenance"]) for table in inputs), strict=True)))
+
+
+# --- exports of a keyed node ---
+
+
+def rows_of(piece: Piece) -> Iterator[pa.Table]:
+    """Yield the exports of a piece in the columns of ``ROWS`` and three more: ``revision``, ``deletes`` (whether it is
+    a deletion), ``key_hash``.
+
+    Raises:
+        StateDamaged: the file is missing, or not what was written.
+    """
+    first, _, path = piece.identity.partition(":")
+    place = piece.start
+    with RowGroups(path, EXPORTS_FILE.names, verified=True) as groups:
+        for rows in groups.rows_between(piece.start - int(first), piece.end - int(first)):
+            yield _in_order(rows, place, lanes().index(piece.partition))
+            place += rows.num_rows
+
+
+def _in_order(rows: pa.Table, place: int, lane: int) -> pa.Table:
+    places = pa.array(np.arange(place, place + rows.num_rows), pa.int64())
+    columns = {name: rows[name] for name in ("fields", "raw", "version")}
+    table = table_of(ROWS, rows.num_rows, place=places, id=rows["document"], **columns)
+    table = table.append_column("revision", pa.array(export_revision(lane, np.asarray(places))))
+    table = table.append_column("deletes", pc.equal(rows["operation"], "delete"))
+    return table.append_column("key_hash", pa.array(map(key_hash, rows["key"].to_pylist()), pa.int64()))

@@ -334,7 +334,7 @@ def _folder_name(relative: str) -> str:
     if relative == ".":
         return INBOX
     parts = [
-        _decoded(part[1:]).replace(".", "/")
+        _decode_name(part[1:]).replace(".", "/")
         if part.startswith(".")
         else part.removesuffix(".sbd").removesuffix(".mbox")
         for part in relative.split("/")
@@ -342,7 +342,7 @@ def _folder_name(relative: str) -> str:
     return id_of("/".join(parts))
 
 
-def _decoded(name: str) -> str:
+def _decode_name(name: str) -> str:
     """Return a folder's name that is in the UTF-7 of IMAP."""
 
     def decode(match: re.Match[str]) -> str:

@@ -161,7 +161,7 @@ def _field_value(load: Callable[[bytes], Any] | None, value: Value) -> Any:
 
 
 class Session:
-    """Connection to the server, with what the source asks and tells it; opened when it is first needed."""
+    """Connection to the server, for the queries of a source and the positions that it confirms; opened on first use."""
 
     def __init__(self, url: sa.URL) -> None:
         self._url = url

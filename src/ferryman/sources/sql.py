@@ -164,7 +164,7 @@ class Sql(Source):
         if self.split is None or self.pieces == 1:
             return [Range()]
         with self._connect() as connection:
-            column = self._quoted(self.split)
+            column = self._quote(self.split)
             least, most = connection.execute(self._statement(f"min({column}), max({column})")).one()
         if least is None or least == most:
             return [Range()]
@@ -217,7 +217,7 @@ class Sql(Source):
             BadDocument: a value that JSON has not.
             TransientError: there is no such row any more (the next scan sees that), or the server does not answer.
         """
-        statement = self._statement("q.*", f"q.{self._quoted(self.id)} = :id")
+        statement = self._statement("q.*", f"q.{self._quote(self.id)} = :id")
         with self._translated_errors():
             try:
                 if self._reader is None:
@@ -239,11 +239,11 @@ class Sql(Source):
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _rows(self, connection: sa.Connection, piece: Range) -> Iterator[Any]:
-        column = "" if self.split is None else f"q.{self._quoted(self.split)}"
+        column = "" if self.split is None else f"q.{self._quote(self.split)}"
         first = "" if piece.lower is not None else f" OR {column} IS NULL"
         conditions = [] if piece.lower is None else [f"{column} >= :lower"]
         conditions += [] if piece.upper is None else [f"({column} < :upper{first})"]
-        columns = "q.*" if self.changed is None else ", ".join(f"q.{self._quoted(n)}" for n in (self.id, self.changed))
+        columns = "q.*" if self.changed is None else ", ".join(f"q.{self._quote(n)}" for n in (self.id, self.changed))
         statement = self._statement(columns, " AND ".join(conditions))
         if self.changed is None and not conditions:
             statement = self._text(self.query)  # not as a subquery, which would not keep its ORDER BY
@@ -284,7 +284,7 @@ class Sql(Source):
         query = self.query.replace(":", r"\:")
         return sa.text(f"SELECT {columns} FROM (\n{query}\n) q" + (f" WHERE {condition}" if condition else ""))
 
-    def _quoted(self, name: str) -> str:
+    def _quote(self, name: str) -> str:
         return str(self._url.get_dialect()().identifier_preparer.quote(name)).replace(":", r"\:")
 
     @contextmanager

@@ -203,11 +203,11 @@ class Stream(Log):
     # -- a worker ----------------------------------------------------------------------------------
 
     def rows(self, piece: Piece) -> Iterator[pa.Table]:
-        for place, table in self._stored(piece.start, piece.end):
+        for place, table in self._read_stored(piece.start, piece.end):
             yield self._entries(place, table["id"].to_pylist(), table["fields"].to_pylist())
 
     def read_piece(self, piece: Piece) -> Iterator[Entry]:
-        for first, table in self._stored(piece.start, piece.end):
+        for first, table in self._read_stored(piece.start, piece.end):
             rows = zip(table["id"].to_pylist(), table["fields"].to_pylist(), strict=True)
             for place, (id, fields) in enumerate(rows, first):
                 refused = "" if id or self.id is None else self._without_id()
@@ -239,7 +239,7 @@ class Stream(Log):
         folder = self._folder / _BATCHES
         return [read_record(folder, name) for name in record_names(folder)]
 
-    def _stored(self, start: int, end: int) -> Iterator[tuple[int, pa.Table]]:
+    def _read_stored(self, start: int, end: int) -> Iterator[tuple[int, pa.Table]]:
         """Yield the stored rows of these places, with the place of the first.
 
         Raises:

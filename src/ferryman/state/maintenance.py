@@ -552,7 +552,7 @@ def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
     folder, key = state.outbox.folder, first_sequence(files[0])
     outdated = _outdated_deliveries(state, files)
     with OutboxWriter(folder, epoch=state.epoch) as writer:
-        for rows in combine_small_tables(_renumbered(state, files, key)):
+        for rows in combine_small_tables(_renumber(state, files, key)):
             writer.write(rows.filter(pc.invert(pc.is_in(rows["delivery_hash"], value_set=outdated))))
         return writer.finish()
 
@@ -564,7 +564,7 @@ def _without_split_families(files: list[DataFile]) -> Iterator[DataFile]:
             yield file
 
 
-def _renumbered(state: State, files: list[DataFile], key: int) -> Iterator[pa.Table]:
+def _renumber(state: State, files: list[DataFile], key: int) -> Iterator[pa.Table]:
     """Yield the files' rows, renumbered relative to the first file so that their sequences stay the same."""
     for file in files:
         for rows in row_groups(state.outbox.path(file.path)):

@@ -109,7 +109,7 @@ class RunRecorder:
 
 
 def save_run(root: StatePath, run: PastRun) -> None:
-    """Record a run, in the place of an earlier record of it."""
+    """Record a run, in place of an earlier record of it."""
     before = load_runs(root)
     others = [each for each in before.last if each.started != run.started]
     success = run if run.exit in _SUCCESSFUL else before.success

@@ -144,7 +144,7 @@ class embed_text(StepWithDefaults):
             )
         for place, vector in zip(texts, vectors, strict=True):
             try:
-                docs[place][self.into] = self._normalized(docs[place], vector)
+                docs[place][self.into] = self._normalize(docs[place], vector)
             except PermanentError as e:
                 answers[place] = e
         return answers
@@ -176,7 +176,7 @@ class embed_text(StepWithDefaults):
             raise BadDocument(f"{doc.id}: its text has half a character in it (a lone surrogate). Replace it before.")
         return text
 
-    def _normalized(self, doc: Document, vector: Sequence[float]) -> list[float]:
+    def _normalize(self, doc: Document, vector: Sequence[float]) -> list[float]:
         """Return the vector with length 1.
 
         Raises:

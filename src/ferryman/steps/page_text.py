@@ -27,7 +27,7 @@ import msgspec
 
 from ferryman import limits
 from ferryman.document import Document
-from ferryman.errors import BadDocument, UsageError, WorkerDied
+from ferryman.errors import BadDocument, Unavailable, UsageError
 from ferryman.steps.fields import StepWithDefaults, field_name
 from ferryman.steps.formats import HTML, clean, kind_of, one_line
 from ferryman.steps.formats.charsets import decode
@@ -102,6 +102,7 @@ class main_text(StepWithDefaults):
 
     Raises:
         BadDocument: the page takes more time or memory than it may have, or is larger than allowed.
+        Unavailable: the child process cannot be started.
         UsageError: when the step is made: a library is not installed.
         ValueError: when the step is made: a limit that is not above 0, or another word for ``format``.
     """
@@ -201,6 +202,7 @@ class MainTextProcess:
         """
         Raises:
             _TookTooLong, _Ended: see there. The next request starts another child.
+            Unavailable: no child can be started.
         """
         with self._lock:
             process = self._process
@@ -230,12 +232,13 @@ class MainTextProcess:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
             )
         except OSError as e:
-            raise WorkerDied(f"no child process can be made: {e.strerror}") from e
+            raise Unavailable(f"no child process can be made: {e.strerror}") from e
         self._process = process
         try:
             self._read(process, 1, time.monotonic() + _START_S)
-        except _TookTooLong:
-            raise WorkerDied(f"{' '.join(command)} did not start within {_START_S:g} s") from None
+        except (_TookTooLong, _Ended) as e:
+            why = f"did not start within {_START_S:g} s" if isinstance(e, _TookTooLong) else f"ended at its start ({e})"
+            raise Unavailable(f"{' '.join(command)} {why}") from None
         return process
 
     def _exchange(self, process: subprocess.Popen[bytes], message: bytes, deadline: float) -> PageText:

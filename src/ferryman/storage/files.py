@@ -652,7 +652,7 @@ class RecordWriter:
         data, self._held, self._bytes = memoryview(b"".join(self._held)), [], 0
         if isinstance(self._path, ObjectPath):
             if data:
-                replace(_numbered(self._path, self._objects), bytes(data))
+                replace(_number(self._path, self._objects), bytes(data))
                 self._objects += 1
             return
         if self._fd < 0:
@@ -665,7 +665,7 @@ def read_records(path: StatePath) -> Iterator[bytes]:
     """Yield the records of a ``RecordWriter``, up to the first that a kill has cut off."""
     if isinstance(path, ObjectPath):
         for number in itertools.count():
-            if (found := read_version(_numbered(path, number))) is None:
+            if (found := read_version(_number(path, number))) is None:
                 return
             yield from _records(io.BytesIO(found[0]))
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
@@ -680,5 +680,5 @@ def _records(file: BinaryIO) -> Iterator[bytes]:
         yield record
 
 
-def _numbered(path: ObjectPath, number: int) -> ObjectPath:
+def _number(path: ObjectPath, number: int) -> ObjectPath:
     return path.parent / f"{path.name}.{number}"

@@ -320,9 +320,9 @@ class DriveFolder:
             raise
         except Exception as e:
             self._forget()
-            raise self._explained(e) from e
+            raise self._explain(e) from e
 
-    def _explained(self, error: Exception) -> FerrymanError:
+    def _explain(self, error: Exception) -> FerrymanError:
         why = f"{self.where}: {self._drive.error_text(error)}"
         if isinstance(error, PermissionError):
             return Misconfigured(f"{why}. Correct login and rights there, then run again.")

@@ -28,12 +28,12 @@ from ferryman.destinations.base import (
     DestinationContext,
     Effect,
     Guarantee,
+    Hit,
     LastDelivery,
     Outcome,
+    Stored,
     compare,
 )
-from ferryman.destinations.queries import Hit
-from ferryman.destinations.stored import Stored
 from ferryman.destinations.vectors import (
     Declaration,
     VectorDestination,

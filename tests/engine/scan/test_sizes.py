@@ -95,14 +95,14 @@ def test_what_vanished_is_found_among_many(place: Path) -> None:
 
 def test_a_part_that_does_not_fit_is_halved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as it takes."""
-    of_part = SourceComparison._joined
+    of_part = SourceComparison._join_changes
 
     def short_of_memory(self: SourceComparison, part: dict[str, Any]) -> Any:
         if part["known"].num_rows > 10:
             raise duckdb.OutOfMemoryException("no room")
         return of_part(self, part)
 
-    monkeypatch.setattr(SourceComparison, "_joined", short_of_memory)
+    monkeypatch.setattr(SourceComparison, "_join_changes", short_of_memory)
     assert [row["id"] for row in detected(place, 500, 2)] == synthetic.ids(0, 500)
 
 

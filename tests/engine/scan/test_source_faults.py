@@ -12,7 +12,7 @@ import pytest
 from ferryman.destinations import JsonLines
 from ferryman.engine.runner.base import QueryFailed
 from ferryman.engine.summary import Summary
-from ferryman.errors import EngineError, Misconfigured, UsageError, WorkerDied
+from ferryman.errors import EngineError, FerrymanError, Misconfigured, UsageError, WorkerDied
 from ferryman.plan import Plan
 from ferryman.sources import DataFrame, Files, Listed, Memory, Source, Sql
 from ferryman.testing.inprocess import InProcess
@@ -66,6 +66,7 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
     "plain": (lambda: ValueError("no such thing"), "ValueError: no such thing"),
     "leaving": (lambda: SystemExit(3), "SystemExit: 3"),
     "usage": (lambda: UsageError("give another name."), "give another name"),
+    "engine": (lambda: EngineError("the store is away."), "the store is away"),
     "silent": (Silent, "a Silent that cannot say why"),
     "surrogate": (lambda: OSError("\udcff"), r"\udcff"),
 }
@@ -129,6 +130,8 @@ class OfFrames(InProcess):
             raise self._error
         try:
             read(None)
+        except FerrymanError:
+            raise
         except Exception as e:
             raise QueryFailed(str(e)) from e
         return []
@@ -141,6 +144,7 @@ class OfFrames(InProcess):
         (ValueError("no such table"), "is stopped: no such table"),
         (Misconfigured("no rights"), "is stopped: no rights"),
         (ConnectionError("the catalogue is away"), "is not available: the catalogue is away"),
+        (EngineError("the engine of the catalogue"), "is stopped: the engine of the catalogue"),
         (SystemExit(2), "SystemExit: 2"),
     ],
 )

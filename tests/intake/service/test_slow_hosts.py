@@ -11,8 +11,7 @@ import pytest
 
 from ferryman.errors import PermanentError, TransientError
 from ferryman.intake.service.errors import SlowHost
-from ferryman.intake.service.fetch import Fetcher, Tries
-from ferryman.intake.service.hosts import SlowHosts
+from ferryman.intake.service.fetch import Fetcher, SlowHosts, Tries
 from ferryman.net import http
 from ferryman.net.allowed_addresses import Reach
 from tests.intake.service.dribble import Dribble

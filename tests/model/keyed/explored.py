@@ -8,7 +8,7 @@ from typing import Final
 from tests.model.explore import Rules
 from tests.model.keyed.actions import KEYED_ACTIONS, KeyedStep
 from tests.model.keyed.driver import driver_moves, starts, without
-from tests.model.keyed.invariants import at_rest, violation
+from tests.model.keyed.invariants import KEYED_INVARIANTS, at_rest
 from tests.model.keyed.tasks import begin, leave, spent, task_moves, without_idle
 from tests.model.keyed.world import KeyedConfig, State, Task
 from tests.model.queues.mutations import QueueMutation
@@ -62,7 +62,7 @@ def _durable(state: State) -> State:
     return state._replace(drivers=(), epoch=0, unsynced=None)
 
 
-KEYED_RULES: Final = Rules(KEYED_ACTIONS, KeyedStep, keyed_moves, killed, violation, at_rest, _durable)
+KEYED_RULES: Final = Rules(KEYED_ACTIONS, KeyedStep, keyed_moves, killed, KEYED_INVARIANTS, at_rest, _durable)
 
 KEYED_CONFIGURATIONS: Final = (
     KeyedConfig("kills", (0, 0, 1), Budget(crashes=2)),

@@ -120,11 +120,3 @@ KEYED_INVARIANTS: Final[dict[str, Callable[[KeyedConfig, State], Wrong]]] = {
     "I4": everything_is_accounted_for,
 }
 """I1 to I4 are those of ``docs/architecture.md``, as they hold for state by key; I9 is tried by the explorer."""
-
-
-def violation(config: KeyedConfig, state: State) -> tuple[str, str] | None:
-    """The first invariant that does not hold, and why."""
-    for name, holds in KEYED_INVARIANTS.items():
-        for wrong in holds(config, state):
-            return name, wrong
-    return None

@@ -160,11 +160,3 @@ INVARIANTS: Final[dict[str, Callable[[QueueConfig, State], Wrong]]] = {
     "skip": a_skip_passes_one_entry,
 }
 """I1 to I7 are those of ``docs/architecture.md``, as they hold for queues; I9 is tried by the explorer."""
-
-
-def violation(config: QueueConfig, state: State) -> tuple[str, str] | None:
-    """The first invariant that does not hold, and why."""
-    for name, holds in INVARIANTS.items():
-        for wrong in holds(config, state):
-            return name, wrong
-    return None

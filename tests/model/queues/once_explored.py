@@ -69,14 +69,6 @@ ONCE_INVARIANTS: Final[dict[str, Callable[[OnceConfig, OnceState], Wrong]]] = {
 }
 
 
-def violation(config: OnceConfig, state: OnceState) -> tuple[str, str] | None:
-    """The first invariant that does not hold, and why."""
-    for name, holds in ONCE_INVARIANTS.items():
-        for wrong in holds(config, state):
-            return name, wrong
-    return None
-
-
 def at_rest(config: OnceConfig, state: OnceState) -> Wrong:
     """When nothing can be done any more, each entry has ended or is in doubt."""
     for entry, fate in enumerate(state.tables.fates):
@@ -92,7 +84,7 @@ def _durable(state: OnceState) -> OnceState:
     return state._replace(drivers=(), epoch=0, unsynced=None)
 
 
-ONCE_RULES: Final = Rules(ONCE_ACTIONS, OnceStep, once_moves, _killed, violation, at_rest, _durable)
+ONCE_RULES: Final = Rules(ONCE_ACTIONS, OnceStep, once_moves, _killed, ONCE_INVARIANTS, at_rest, _durable)
 
 ONCE_CONFIGURATIONS: Final = (
     OnceConfig("kills", 2, Budget(crashes=2)),

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from tests.model.explore import Rules
-from tests.model.queues import invariants
 from tests.model.queues.actions import QUEUE_ACTIONS, QueueStep
 from tests.model.queues.driver import driver_moves, starts, without
+from tests.model.queues.invariants import INVARIANTS, at_rest
 from tests.model.queues.worker import begin, leave, without_idle, worker_moves
 from tests.model.queues.world import Command, Driver, QueueConfig, State
 
@@ -100,4 +100,4 @@ def _durable(state: State) -> State:
     return state._replace(drivers=(), epoch=0, unsynced=None)
 
 
-RULES: Final = Rules(QUEUE_ACTIONS, QueueStep, moves, killed, invariants.violation, invariants.at_rest, _durable)
+RULES: Final = Rules(QUEUE_ACTIONS, QueueStep, moves, killed, INVARIANTS, at_rest, _durable)

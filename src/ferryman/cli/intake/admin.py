@@ -171,7 +171,7 @@ def delete(
 
         def delete_item(name: str) -> str:
             item = find_item(job_queue, name)
-            with _rewriting(item, "Deleted", message):
+            with _rewrite_if_damaged(item, "Deleted", message):
                 if item.deletable:
                     item.delete()
                     return "removed"
@@ -274,7 +274,7 @@ def _edits(manifest: str | None, changes: list[str] | None) -> dict[str, str]:
 
 
 @contextmanager
-def _rewriting(item: Item, state: str, message: str) -> Iterator[None]:
+def _rewrite_if_damaged(item: Item, state: str, message: str) -> Iterator[None]:
     """Run a change of an item; if nodes of the item are damaged, rewrite them in this state instead."""
     from ferryman.intake import NodeInvalid
 
@@ -452,7 +452,7 @@ def fail(
 
         def fail_item(name: str) -> str:
             item, why = find_item(job_queue, name), message or "given up by an operator"
-            with _rewriting(item, "Failed", why):
+            with _rewrite_if_damaged(item, "Failed", why):
                 item.fail(why, revoke=True)
             return item.status
 

@@ -14,13 +14,33 @@ from urllib.parse import quote
 import msgspec
 
 from ferryman import limits
-from ferryman.destinations.base import Delivery, DestinationContext, Effect, Facts, Guarantee, Outcome
+from ferryman.destinations.base import (
+    SNIPPET_CHARACTERS,
+    Delivery,
+    DestinationContext,
+    Effect,
+    Facts,
+    Guarantee,
+    Hit,
+    Outcome,
+    Query,
+    Stored,
+    Term,
+    parse_query,
+    slices,
+)
 from ferryman.destinations.opensearch import vectors as vectors_
-from ferryman.destinations.opensearch.documents import (
+from ferryman.destinations.opensearch.answers import (
     FILTER,
-    ID_BYTES,
     NO_PIPELINE,
     NO_ROUTING,
+    outcome_rows,
+    read_items,
+    refusal,
+    request_meaning,
+)
+from ferryman.destinations.opensearch.documents import (
+    ID_BYTES,
     OBJECT,
     PAGE,
     REQUEST_BYTES,
@@ -28,16 +48,10 @@ from ferryman.destinations.opensearch.documents import (
     BulkRow,
     BulkWriter,
     Page,
-    outcome_rows,
-    read_items,
     read_page,
-    refusal,
-    request_meaning,
     split_requests,
     stored_document,
 )
-from ferryman.destinations.queries import SNIPPET_CHARACTERS, Hit, Query, Term, parse_query
-from ferryman.destinations.stored import Stored, slices
 from ferryman.destinations.vectors import (
     FUSED,
     Declaration,
@@ -547,7 +561,7 @@ class OpenSearch(VectorDestination):
 
     def nearest(self, field: str, vector: Sequence[float], limit: int = 10, where: Where | None = None) -> list[Hit]:
         question, wanted = read_question(self.vectors, field, vector), read_filter(where)
-        with self._asking() as ask:
+        with self._open_reader() as ask:
             return self._nearest(ask, field, question, limit, wanted, self._properties(ask))
 
     def hybrid(
@@ -556,7 +570,7 @@ class OpenSearch(VectorDestination):
         """Fuse the ranks of words and of vectors, see ``VectorDestination.hybrid``."""
         question, wanted = read_question(self.vectors, field, vector), read_filter(where)
         query, depth = parse_query(text), min(vectors_.MOST_HITS, max(limit, FUSED))
-        with self._asking() as ask:
+        with self._open_reader() as ask:
             properties = self._properties(ask)
             near = self._nearest(ask, field, question, depth, wanted, properties)
             found: list[Hit] = []
@@ -596,7 +610,7 @@ class OpenSearch(VectorDestination):
         return properties
 
     @contextmanager
-    def _asking(self) -> Iterator[Ask]:
+    def _open_reader(self) -> Iterator[Ask]:
         """Open a connection for questions."""
         http = self._connection()
         try:

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ferryman.destinations.base import Hit
 from ferryman.destinations.opensearch.documents import OBJECT
-from ferryman.destinations.queries import Hit
 from ferryman.destinations.vectors import Filter, Metric, Scalar, VectorField, check_remembered, fits, score_of
 from ferryman.errors import Misconfigured, UsageError, safe_repr
 
@@ -93,7 +93,7 @@ def check_index(
     """Check that an existing index was made for these vectors; return what it is to remember of them.
 
     Raises:
-        Misconfigured: it was not, with the way on.
+        Misconfigured: it was not; the message says what to do.
     """
     names = _OPENSEARCH if is_opensearch else _ELASTICSEARCH
     notes = mappings.get("_meta", {}).get(META, {})

@@ -7,12 +7,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args
 
-from ferryman.destinations.base import Delivery, DestinationContext, Effect, Facts, Outcome, writer_name
-from ferryman.destinations.queries import Hit, parse_query
+from ferryman.destinations.base import (
+    Delivery,
+    DestinationContext,
+    Effect,
+    Facts,
+    Hit,
+    Outcome,
+    Stored,
+    parse_query,
+    writer_name,
+)
 from ferryman.destinations.sql.backends import BACKENDS, dialect_of
 from ferryman.destinations.sql.dialect import Dialect, Writer
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
-from ferryman.destinations.stored import Stored
 from ferryman.destinations.vectors import (
     FUSED,
     Declaration,
@@ -326,7 +334,7 @@ class Sql(VectorDestination):
         return bool(self.full_text)
 
     def nearest(self, field: str, vector: Sequence[float], limit: int = 10, where: Where | None = None) -> list[Hit]:
-        with self._asked(field, vector, where) as (dialect, connection, question, wanted):
+        with self._open_question(field, vector, where) as (dialect, connection, question, wanted):
             return dialect.nearest(connection, self._layout, field, question, limit, wanted) if limit > 0 else []
 
     def hybrid(
@@ -338,7 +346,7 @@ class Sql(VectorDestination):
             UsageError: also if the table has no full-text index.
         """
         query, depth = parse_query(text), max(limit, FUSED)
-        with self._asked(field, vector, where) as (dialect, connection, question, wanted):
+        with self._open_question(field, vector, where) as (dialect, connection, question, wanted):
             if not dialect.is_indexed(connection, self.table):
                 raise UsageError(
                     f"{self.target()}: the table has no full-text index: give the plan full_text=['text']."
@@ -348,7 +356,7 @@ class Sql(VectorDestination):
         return fuse_ranks(near, found, limit=max(limit, 0))
 
     @contextmanager
-    def _asked(
+    def _open_question(
         self, field: str, vector: Any, where: Where | None
     ) -> Iterator[tuple[Dialect, sa.Connection, np.ndarray[Any, Any], Filter]]:
         """Open a reader for a question, and read the question itself."""

@@ -22,10 +22,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ferryman.destinations.base import Delivery, Outcome
-from ferryman.destinations.queries import Hit, Query
+from ferryman.destinations.base import Delivery, Hit, Outcome, Query, Stored
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
-from ferryman.destinations.stored import Stored
 from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError
 from ferryman.net.databases import sqlalchemy as sa

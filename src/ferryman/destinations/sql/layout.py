@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from ferryman.destinations.base import Delivery
-from ferryman.destinations.stored import (
+from ferryman.destinations.base import (
+    Delivery,
     Stored,
     canonical_fields,
     canonical_json,
@@ -348,7 +348,7 @@ class Layout:
     def stored_rows(
         self, rows: Iterable[tuple[Any, ...]], types: Sequence[bool], vectors: Sequence[str]
     ) -> Iterator[Stored]:
-        """Yield what rows hold, see ``stored``; each has the numbers of these vectors at its end.
+        """Yield what rows hold, see ``base.Stored``; each has the numbers of these vectors at its end.
 
         Most rows have no route, vectors or columns of their own, and are as they were written: these take a third of
         the time.

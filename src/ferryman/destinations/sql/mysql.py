@@ -35,11 +35,10 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeDecorator
 
-from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
+from ferryman.destinations.base import Delivery, LastDelivery, Outcome, Stored, compare, slices
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.dialect import Dialect
 from ferryman.destinations.sql.layout import TOMBSTONES, ColumnTypes, Layout
-from ferryman.destinations.stored import Stored, slices
 from ferryman.destinations.vectors import VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable
 from ferryman.limits import MIB, format_count

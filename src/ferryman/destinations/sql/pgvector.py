@@ -17,9 +17,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import UserDefinedType
 
-from ferryman.destinations.queries import Hit
+from ferryman.destinations.base import Hit, without_nul
 from ferryman.destinations.sql.layout import Layout
-from ferryman.destinations.stored import without_nul
 from ferryman.destinations.vectors import Filter, Metric, VectorField, check_remembered, hit_of
 from ferryman.errors import Misconfigured
 
@@ -158,7 +157,7 @@ def check_columns(connection: sa.Connection, layout: Layout, where: str) -> None
     """Check that the columns of an existing table are of the declared types, and an index counts as declared.
 
     Raises:
-        Misconfigured: they are not, with the way on.
+        Misconfigured: they are not; the message says what to do.
     """
     types = sa.text(
         "SELECT attname, typname, atttypmod FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
@@ -217,14 +216,16 @@ def build_indexes(connection: sa.Connection, layout: Layout, where: str) -> list
     for name, field in layout.vectors.items():
         if field.index is None or _indexes(connection, layout, name):
             continue
-        column, table = _quoted(name), _table(layout)
-        rows = connection.exec_driver_sql(_escaped(f"SELECT 1 FROM {table} WHERE {column} IS NOT NULL LIMIT 1")).first()
+        column, table = _quote(name), _table(layout)
+        rows = connection.exec_driver_sql(
+            _escape_percent(f"SELECT 1 FROM {table} WHERE {column} IS NOT NULL LIMIT 1")
+        ).first()
         if rows is None:
             continue
         schema = locate(connection, layout, where)
         kind = f"{schema}.{_TYPES[field.type]}_{_CLASSES[field.metric]}"
-        made = _quoted(index_name(layout.table, name))
-        connection.exec_driver_sql(_escaped(f"CREATE INDEX {made} ON {table} USING hnsw ({column} {kind})"))
+        made = _quote(index_name(layout.table, name))
+        connection.exec_driver_sql(_escape_percent(f"CREATE INDEX {made} ON {table} USING hnsw ({column} {kind})"))
         built.append(f"built the index {index_name(layout.table, name)}")
     return built
 
@@ -241,7 +242,7 @@ def reclaim_space(connection: sa.Connection, layout: Layout) -> list[str]:
     dead, live = connection.execute(query, {"table": _table(layout)}).first() or (0, 0)
     if dead <= DEAD_ROWS + DEAD_SHARE * live:
         return []
-    connection.exec_driver_sql(_escaped(f"VACUUM {_table(layout)}"))
+    connection.exec_driver_sql(_escape_percent(f"VACUUM {_table(layout)}"))
     return [f"vacuumed {layout.table}: the space of {dead} replaced or deleted rows can be used again"]
 
 
@@ -260,12 +261,12 @@ def find(
     schema = locate(connection, layout, layout.table)
     condition, values = filter_sql(wanted)
     distance = (
-        f"{_in_text(_quoted(field))} OPERATOR({schema}.{_OPERATORS[declared.metric]}) "
+        f"{_in_text(_quote(field))} OPERATOR({schema}.{_OPERATORS[declared.metric]}) "
         f"CAST(:question AS {schema}.{_TYPES[declared.type]})"
     )
     statement = sa.text(
         f"SELECT id, {title}, text, CAST(fields AS text), {distance} FROM {_in_text(_table(layout))} AS d "
-        f"WHERE {_in_text(_quoted(field))} IS NOT NULL AND {condition} ORDER BY {distance} LIMIT :limit"
+        f"WHERE {_in_text(_quote(field))} IS NOT NULL AND {condition} ORDER BY {distance} LIMIT :limit"
     )
     parameters = {"question": number_text(question.tobytes()), "limit": limit, **values}
     examined = min(MOST_EXAMINED, max(LEAST_EXAMINED, 2 * limit))
@@ -294,15 +295,15 @@ def filter_sql(wanted: Filter) -> tuple[str, dict[str, str]]:
     return " AND ".join(conditions), parameters
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
 def _table(layout: Layout) -> str:
-    return ".".join(map(_quoted, layout.table.split(".")))
+    return ".".join(map(_quote, layout.table.split(".")))
 
 
-def _escaped(statement: str) -> str:
+def _escape_percent(statement: str) -> str:
     """Return SQL for a driver to which a percent sign begins a parameter."""
     return statement.replace("%", "%%")
 

@@ -32,12 +32,21 @@ from psycopg.errors import CharacterNotInRepertoire, UndefinedTable, UniqueViola
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError
 
-from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
-from ferryman.destinations.queries import SNIPPET_WORDS, Hit, Query, Term
+from ferryman.destinations.base import (
+    SNIPPET_WORDS,
+    Delivery,
+    Hit,
+    LastDelivery,
+    Outcome,
+    Query,
+    Stored,
+    Term,
+    compare,
+    without_nul,
+)
 from ferryman.destinations.sql import dialect, pgvector
 from ferryman.destinations.sql.dialect import Dialect, index_mismatch
 from ferryman.destinations.sql.layout import TOMBSTONES, ColumnTypes, Layout
-from ferryman.destinations.stored import Stored, without_nul
 from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable
 from ferryman.net import databases

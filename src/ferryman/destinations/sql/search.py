@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ferryman.destinations.queries import Hit, parse_query
+from ferryman.destinations.base import Hit, parse_query
 from ferryman.destinations.sql.backends import SEARCHED, dialect_of
 from ferryman.errors import DeliveryError, UsageError
 from ferryman.net import databases

@@ -11,12 +11,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from ferryman.destinations.base import Delivery, LastDelivery, Outcome, compare
-from ferryman.destinations.queries import SNIPPET_WORDS, Hit, Query, Term
+from ferryman.destinations.base import (
+    SNIPPET_WORDS,
+    Delivery,
+    Hit,
+    LastDelivery,
+    Outcome,
+    Query,
+    Stored,
+    Term,
+    compare,
+    slices,
+)
 from ferryman.destinations.sql import dialect, sqlite_vectors
 from ferryman.destinations.sql.dialect import Dialect, index_mismatch
 from ferryman.destinations.sql.layout import IDENTITIES, WRITERS, ColumnTypes, Layout, text_type
-from ferryman.destinations.stored import Stored, slices
 from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable, UsageError
 from ferryman.limits import KIB, MIB
@@ -358,7 +367,7 @@ class SQLite(Dialect):
     def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
         if not os.path.isfile(str(databases.file_of(url) or sa.make_url(url).database)):
             return
-        with self._reading(url) as database:
+        with self._open_to_read(url) as database:
             database.execute("BEGIN")  # a second reading of the rows finds what the first one found
             declared = database.execute(f"PRAGMA table_info({quoted(layout.table)})").fetchall()
             if not declared:
@@ -388,14 +397,14 @@ class SQLite(Dialect):
 
     def _first(self, url: str, table: str, query: str, *values: str) -> Any:
         """Return the value that a query of a table finds; None: there is none, or no such table."""
-        with self._reading(url) as database:
+        with self._open_to_read(url) as database:
             if not database.execute(f"PRAGMA table_info({table})").fetchall():
                 return None
             row = database.execute(query, values).fetchone()
             return None if row is None else row[0]
 
     @contextmanager
-    def _reading(self, url: str) -> Iterator[sqlite3.Connection]:
+    def _open_to_read(self, url: str) -> Iterator[sqlite3.Connection]:
         """Open the database to read it, without SQLAlchemy if that is not needed to understand its URL.
 
         Raises:

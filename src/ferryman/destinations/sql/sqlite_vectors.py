@@ -17,10 +17,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
 
-from ferryman.destinations.base import Delivery
-from ferryman.destinations.queries import Hit
+from ferryman.destinations.base import Delivery, Hit, slices
 from ferryman.destinations.sql.layout import Layout, made_without_vectors
-from ferryman.destinations.stored import slices
 from ferryman.destinations.vectors import Filter, Scalar, VectorField, hit_of
 from ferryman.errors import Misconfigured
 from ferryman.net.databases import sqlalchemy as sa
@@ -55,9 +53,9 @@ class VectorTable:
 
     def __init__(self, layout: Layout, columns: Sequence[str]) -> None:
         self._layout = layout
-        self._table = _quoted(layout.table + VECTORS)
+        self._table = _quote(layout.table + VECTORS)
         self._fields = [name for name in columns if name in layout.vectors]
-        names = ", ".join(["id", *map(_quoted, self._fields)])
+        names = ", ".join(["id", *map(_quote, self._fields)])
         self._insert = f"INSERT INTO {self._table} ({names}) VALUES ({', '.join('?' * (len(self._fields) + 1))})"
 
     @classmethod
@@ -93,7 +91,7 @@ def columns_of(execute: Callable[[str], Iterable[Any]], table: str) -> list[str]
     Args:
         execute: runs a statement, and returns the rows.
     """
-    return [row[1] for row in execute(f"PRAGMA table_info({_quoted(table + VECTORS)})")][1:]
+    return [row[1] for row in execute(f"PRAGMA table_info({_quote(table + VECTORS)})")][1:]
 
 
 def prepare(connection: sa.Connection, layout: Layout, is_new: bool, where: str) -> None:
@@ -103,10 +101,10 @@ def prepare(connection: sa.Connection, layout: Layout, is_new: bool, where: str)
         Misconfigured: the documents were written without these vectors.
     """
     if is_new:  # an older table of vectors may be left, if somebody has dropped the documents
-        connection.exec_driver_sql(f"DROP TABLE IF EXISTS {_quoted(layout.table + VECTORS)}")
-        columns = ", ".join(f"{_quoted(name)} BLOB" for name in layout.vectors)
+        connection.exec_driver_sql(f"DROP TABLE IF EXISTS {_quote(layout.table + VECTORS)}")
+        columns = ", ".join(f"{_quote(name)} BLOB" for name in layout.vectors)
         connection.exec_driver_sql(
-            f"CREATE TABLE {_quoted(layout.table + VECTORS)} (id TEXT NOT NULL PRIMARY KEY, {columns})"
+            f"CREATE TABLE {_quote(layout.table + VECTORS)} (id TEXT NOT NULL PRIMARY KEY, {columns})"
         )
         return
     there = columns_of(connection.exec_driver_sql, layout.table)
@@ -124,7 +122,7 @@ def find(
 ) -> list[Hit]:
     """Return the rows with the nearest vectors, best first."""
     metric = layout.vectors[field].metric
-    vectors, documents, column = _quoted(layout.table + VECTORS), _quoted(layout.table), _quoted(field)
+    vectors, documents, column = _quote(layout.table + VECTORS), _quote(layout.table), _quote(field)
     condition, values = filter_sql(wanted)
     chosen = f"AND v.id IN (SELECT d.id FROM {documents} AS d WHERE {condition})" if wanted else ""
     known = {row[1] for row in connection.exec_driver_sql(f"PRAGMA table_info({documents})")}
@@ -173,7 +171,7 @@ def _value_sql(row: str, values: Sequence[Scalar]) -> tuple[str, list[Any]]:
     return f"({' OR '.join(alternatives)})", parameters
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -79,7 +79,7 @@ def _ask_destination(node: DestinationNode, *questions: Callable[[], Any]) -> An
 
 
 def _do_nothing() -> None:
-    """Do nothing."""
+    """Serve as the default of ``on_sent``."""
 
 
 class Dispatcher:

@@ -44,14 +44,13 @@ from ferryman.engine.deliver.turn import (
 )
 from ferryman.engine.results import Attempts
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.engine.send_order import FamilyOrder, KeyOrder, OutboxFile, UndeliveredUpsert
+from ferryman.engine.send_order import FamilyOrder, KeyOrder, OutboxFile, UndeliveredUpsert, mask_of_deletes
 from ferryman.errors import PermanentError, TransientError, describe, plain_text, safe_repr
 from ferryman.memory import describe_memory_error, is_failed_allocation, lacks_memory
 from ferryman.net.faults import is_connection_error
 from ferryman.observe import Chunk
 from ferryman.plan import DestinationNode, Plan, Policy, errors_node, logs_of_versions
 from ferryman.records.rows import (
-    DELETE,
     OUTBOX_CONTENT,
     OUTBOX_FILE,
     OUTBOX_SMALL,
@@ -281,7 +280,7 @@ class FileDelivery:
         turn = self.turn
         if not turn.may_send():
             raise LaneStop  # do not claim rows that would not be sent
-        waiting = self._waiting(start, end)
+        waiting = self._waiting_rows(start, end)
         if len(waiting) == end - start:
             self._note_waiting(rows, start, end)
             return
@@ -320,7 +319,7 @@ class FileDelivery:
     def _send(self, rows: RowSpan, start: int, end: int) -> None:
         if not self.turn.may_send():  # 2
             raise LaneStop
-        waiting = self._waiting(start, end)
+        waiting = self._waiting_rows(start, end)
         if len(waiting) == end - start:
             self._note_waiting(rows, start, end)
             return
@@ -478,7 +477,7 @@ class FileDelivery:
 
     # -- both --------------------------------------------------------------------------------------
 
-    def _waiting(self, start: int, end: int) -> list[int]:
+    def _waiting_rows(self, start: int, end: int) -> list[int]:
         """Return which rows of a chunk wait now, as indexes within the chunk: exports for an earlier one of their key,
         deletes for an upsert of their family."""
         deletes = self.families.waiting(start, end)
@@ -604,11 +603,11 @@ class FileDelivery:
 
     def _count_deletes(self, start: int, end: int, results: list[RowResult]) -> int:
         """Return the number of deletes that took effect."""
-        deletes = pc.equal(self.table["operation"].slice(start, end - start), DELETE)
-        if not pc.any(deletes).as_py():
+        is_delete = mask_of_deletes(self.table.slice(start, end - start))
+        if is_delete is None:
             return 0
         stay = {n.row for n in results if n.status != Status.INDEXED}
-        rows = self.row_numbers[start:end][np.asarray(deletes.to_pylist())]
+        rows = self.row_numbers[start:end][is_delete]
         return sum(row not in stay for row in rows.tolist())
 
     def _eligible_rows(self, rows: RowSpan, start: int, end: int, left_out: Sequence[int] = ()) -> list[int] | None:
@@ -690,7 +689,7 @@ class Lane(NamedTuple):
     destination: str
     files: list[OutboxFile]
     isolated: bool = False
-    """A worker died over this destination, or it hung: it is called in a child process."""
+    """Whether the destination is called in a child process, because a worker died over it, or because it hung."""
     settled: int = 0
     """Deliveries with lower sequences are settled: they are never sent again."""
     doubt: LaneDoubt = LaneDoubt()
@@ -707,11 +706,11 @@ class LaneReport(NamedTuple):
     trouble: str = ""
     """Reason why the lane stopped (the destination is unavailable or misconfigured); "": it did not stop."""
     permanent: bool = False
-    """An operator must fix it."""
+    """Whether the destination stays stopped until an operator has fixed it."""
     hung: bool = False
-    """A call of the destination was abandoned."""
+    """Whether a call of the destination was abandoned."""
     others: bool = False
-    """Other lanes of this destination may still be inside a call."""
+    """Whether other lanes of this destination may still be inside a call."""
     stopped_at: tuple[int, ...] = ()
     """Sequences of the rows whose ``write`` failed as if the whole destination did, or hung."""
     alone: tuple[int, ...] = ()
@@ -719,9 +718,9 @@ class LaneReport(NamedTuple):
     takes_bytes: int = 0
     """Largest chunk, in bytes, that was accepted in place of a larger one that was not; 0: there was none."""
     accepted: bool = False
-    """The destination has answered for single rows."""
+    """Whether the destination has answered for single rows."""
     chunks: tuple[Chunk, ...] = ()
-    """Calls of ``write``, if they are noted; the first ones."""
+    """The first calls of ``write``, if calls are recorded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,7 +320,7 @@ class SourceComparison:
             self._compare_halves(part, depth)
             return
         try:
-            joined = self._joined(part)
+            joined = self._join_changes(part)
         except duckdb.OutOfMemoryException:
             if depth >= _DEPTH:
                 raise
@@ -332,7 +332,7 @@ class SourceComparison:
         for half in range(2):
             self._compare_part({name: select_half(table, depth, half) for name, table in part.items()}, depth + 1)
 
-    def _joined(self, part: _PartTables) -> pa.Table:
+    def _join_changes(self, part: _PartTables) -> pa.Table:
         """Return the documents of a part that are processed or missing, in the columns of ``_CHANGE``."""
         for name, table in part.items():
             self._db.register(name, table)

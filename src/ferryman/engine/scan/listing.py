@@ -112,9 +112,8 @@ def list_sources(
         if isinstance(raised, KeyboardInterrupt):
             raise raised  # this is the driver's own process: somebody wants the run to end
         error = as_exception(unless_interrupt(raised))
-        own = isinstance(error, EngineError) and not isinstance(error, QueryFailed | WorkerDied)
-        if own or is_disk_full(error):
-            raise error  # Spark's fault, or that of our own disk
+        if is_disk_full(error):
+            raise error  # our own disk
         if isinstance(error, UsageError):
             refused.append(error)
         parts.append(ListedPart(node.name, "", 0, 0, message_of(error), outage=outage_of(error)))
@@ -140,10 +139,12 @@ def list_sources(
     parts += [_check_doubts(by_name[part.source], part) for part in listed]
     for node in sources:
         if isinstance(node.source, DataFrame) and all(p.source != node.name for p in parts):
-            read = node.source.read if only is None else partial(_read_only, node.source, only[node.name])
+            read = partial(_read_frame, node.source, None if only is None else only[node.name])
             try:
                 parts += run_frame_again(runner, read, ListFrame(pickled_plan, str(folder), node.name))
             except BaseException as e:  # also what its function raises
+                if isinstance(e, EngineError) and not isinstance(e, QueryFailed | WorkerDied):
+                    raise  # Spark's fault
                 fail(node, e)
     if refused and len(refused) == len(sources_of(plan.nodes)):
         raise refused[0]
@@ -218,10 +219,17 @@ def _partitions_of_ids(source: Source, ids: Collection[str], memory: SourceMemor
     return None if None in found else [partition for each in found for partition in each or ()]
 
 
-def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:
-    """Return the DataFrame's rows for these documents only, so that the others do not leave the JVM."""
-    frame = source.read(spark)
-    if dict(frame.dtypes)[source.id] != "string":
+def _read_frame(source: DataFrame, wanted: frozenset[str] | None, spark: Any) -> Any:
+    """Return the DataFrame, or its rows for these documents only, so that the others do not leave the JVM.
+
+    Raises:
+        QueryFailed: the source's function raises an error that would be taken for one of Spark.
+    """
+    try:
+        frame = source.read(spark)
+    except EngineError as e:
+        raise QueryFailed(message_of(e)) from e
+    if wanted is None or dict(frame.dtypes)[source.id] != "string":
         return frame  # workers convert numbers to ids; detection picks what is pending
     ids = spark.createDataFrame([(source.own_id(id),) for id in wanted], "ferryman_wanted string").hint("broadcast")
     return frame.join(ids, frame[source.id] == ids["ferryman_wanted"], "left_semi")

@@ -14,14 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import crash, limits
-from ferryman.engine import due_documents
 from ferryman.engine.live import ProgressReader, ProgressWriter
-from ferryman.engine.pending_work import PendingWork
+from ferryman.engine.pending_work import PendingWork, due_documents, ids_by_source
 from ferryman.engine.results import ErrorKind, Listing, Look, Staged, classify_error
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.scan.changes import KnownDocuments, SourceComparison, WantedDocuments, due_now
 from ferryman.engine.scan.listing import list_sources, lists_by_ids
-from ferryman.engine.scan.memory import SourceMemories
+from ferryman.engine.scan.source_memory import SourceMemories
 from ferryman.engine.scan.splitting import Splitter
 from ferryman.engine.settings import Allowed, RunSettings
 from ferryman.engine.summary import describe_listing
@@ -90,12 +89,12 @@ class ScanPhase:
         waiting = self._pending.blocked_holds()
         due, wanted, entries = None, None, self._pending.due_entries()
         if only_pending:
-            due = due_documents.due_documents(state, now_us(), waiting)
+            due = due_documents(state, now_us(), waiting)
             if len(due) <= limits.NAMED_DOCUMENTS:
-                wanted = due_documents.ids_by_source(state, due)
+                wanted = ids_by_source(state, due)
             else:
                 by_ids = [node.name for node in sources_of(state.plan.nodes) if lists_by_ids(node.source)]
-                entries = {**entries, **due_documents.ids_by_source(state, due, by_ids)}
+                entries = {**entries, **ids_by_source(state, due, by_ids)}
         elif look is None:
             self._pending.unlisted_sources = set()
         for note in self._memories.begin(prepare=not only_pending):
@@ -306,7 +305,7 @@ def hold_deletes(comparison: SourceComparison, listing: Listing, allowed: Allowe
     trim = len(source.prefix)
     allowed_names = frozenset(word.rstrip("/") for word in allowed) if allowed else frozenset()
     names = allowed_names | {word.removeprefix(source.prefix) for word in allowed_names}
-    missing = _count_by_folder((batch.column("id") for batch in _unlisted(comparison)), trim)
+    missing = _count_by_folder((batch.column("id") for batch in _remove_reported(comparison)), trim)
     allowed_count = sum(missing[name] for name in names)
     share = source.max_deleted
     if comparison.unlisted_count - allowed_count > share * comparison.known:
@@ -349,7 +348,7 @@ def _sample_missing(comparison: SourceComparison, source: Source) -> Iterator[st
     """Yield the source's own ids of some missing documents: a few from each folder."""
     looked_at: Counter[str] = Counter()
     left = limits.DELETION_CHECKS
-    for batch in _unlisted(comparison):
+    for batch in _remove_reported(comparison):
         for id in batch.column("id").to_pylist():
             own = source.own_id(id)
             folder = own.rpartition("/")[0]
@@ -361,7 +360,7 @@ def _sample_missing(comparison: SourceComparison, source: Source) -> Iterator[st
                     return
 
 
-def _unlisted(comparison: SourceComparison) -> Iterator[pa.RecordBatch]:
+def _remove_reported(comparison: SourceComparison) -> Iterator[pa.RecordBatch]:
     """Yield the missing documents without those of which the source says that they were deleted."""
     for batch in comparison.missing():
         yield batch.filter(pc.is_null(batch.column("place")))

@@ -266,7 +266,7 @@ class DocumentBatch:
         return self._docs
 
     def match(self, out: Any) -> list[Document | None]:
-        """Return each document with the content of its row; None in the place of a document whose row is missing.
+        """Return each document with the content of its row; None in place of a document whose row is missing.
 
         Raises:
             PermanentError: the batch that the step returned does not match the documents.

@@ -32,8 +32,7 @@ from ferryman.errors import (
     unless_interrupt,
 )
 from ferryman.plan import StepNode
-from ferryman.remembered.answers import DROPPED, RememberedAnswer, Unremembered, answer_of, refusal
-from ferryman.remembered.inputs import Input, make_input
+from ferryman.remembered.answers import DROPPED, Input, RememberedAnswer, Unremembered, answer_of, make_input, refusal
 from ferryman.remembered.log import LogName
 from ferryman.remembered.store import FOLDER, AnswerStore, now_us
 from ferryman.storage.files import StatePath

@@ -24,8 +24,7 @@ from ferryman.intake import Batch, Job, JobQueue, JobState
 from ferryman.intake.service.errors import ChildDied, StopRequested, TryLater
 from ferryman.intake.service.finisher import finish
 from ferryman.intake.service.payload import PlannedJob, plan_jobs
-from ferryman.intake.service.settings import Serving
-from ferryman.intake.service.stages import StageResult
+from ferryman.intake.service.stages import Serving, StageResult
 from ferryman.intake.service.workspace import Workspace
 from ferryman.storage import files
 

@@ -21,7 +21,7 @@ from ferryman.destinations.webhook import signature_headers, signing_key
 from ferryman.errors import DeliveryError, PermanentError, TransientError, UsageError
 from ferryman.intake.service import fetch
 from ferryman.intake.service.errors import CorruptSubmission
-from ferryman.intake.service.hosts import SlowHosts
+from ferryman.intake.service.fetch import SlowHosts
 from ferryman.intake.service.manifest import check_response_url
 from ferryman.net import http, urls
 from ferryman.net.allowed_addresses import NOTHING_PRIVATE, NotAllowed, Reach

@@ -18,14 +18,13 @@ from ferryman.intake.nodes import ACCESS, ACCESS_SIZES
 from ferryman.intake.service.access import BundleConsumer
 from ferryman.intake.service.batches import BatchConsumer, ReportConsumer, has_all_jobs
 from ferryman.intake.service.errors import StopRequested, TurnFailed
+from ferryman.intake.service.fetch import SLOW_HOST_THREADS, SlowHosts
 from ferryman.intake.service.finisher import Finisher
-from ferryman.intake.service.hosts import SLOW_HOST_THREADS, SlowHosts
 from ferryman.intake.service.isolation import CurrentWork, Isolation
 from ferryman.intake.service.payload import MintedIdentifiers
 from ferryman.intake.service.processing import ProcessingConsumer, TurnSize, jobs_sources
 from ferryman.intake.service.scheduler import NEVER, QUEUE_LOST_RETRY_S, LaneWatch, Scheduler, WorkLane
-from ferryman.intake.service.settings import Serving
-from ferryman.intake.service.stages import Provisioning
+from ferryman.intake.service.stages import Provisioning, Serving
 from ferryman.intake.service.workers import JobWorker
 from ferryman.intake.service.workspace import Workspace, is_done
 from ferryman.net.allowed_addresses import REACH_VARIABLE, to_environment

@@ -1,7 +1,7 @@
-"""Stages: the work of each job state except Processing, which runs the plan. All of it can be repeated.
+"""Stages: the work of each job state except Processing, which runs the plan; and the settings that they are made from.
 
-A stage's ``work`` takes a locked job and returns the result of its move to the next state. For the consequences of
-exceptions see ``workers``.
+A stage's ``work`` takes a locked job and returns the result of its move to the next state. All of it can be repeated.
+For the consequences of exceptions see ``workers``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -22,12 +23,21 @@ from ferryman.intake.job import StoredFile
 from ferryman.intake.nodes import PRIORITY_IN_NAME_MAX
 from ferryman.intake.service import workspace
 from ferryman.intake.service.errors import StopRequested, TryLater
-from ferryman.intake.service.fetch import FetchedFile, Fetcher, check_file, fetch_in_parallel
+from ferryman.intake.service.fetch import (
+    LOWEST_RATE,
+    PROMPT_S,
+    FetchedFile,
+    Fetcher,
+    SlowHosts,
+    check_file,
+    fetch_in_parallel,
+)
 from ferryman.intake.service.finisher import UnsyncedFiles
 from ferryman.intake.service.manifest import ManifestEntry
 from ferryman.intake.service.payload import OBJECT_LIST, entries_of, inventory_fields, is_container, refuse_bad_names
-from ferryman.intake.service.reports import Callback
+from ferryman.intake.service.reports import BatchReports, Callback, Mail
 from ferryman.intake.service.workspace import FULL_SHARE, Workspace
+from ferryman.net.allowed_addresses import NOTHING_PRIVATE, Reach
 from ferryman.storage import disk
 
 UNKNOWN_SIZE_PENALTY: Final = 10
@@ -472,3 +482,77 @@ class SpaceBudget:
                 f"it has more than the {self._granted} bytes that were known of, and {self._work.root} is more than "
                 f"{self._full:.0%} full. Make room and requeue it, or serve the queue with --work on a larger disk."
             )
+
+
+# --- settings of `serve`, and the stages made from them, in this process or in a child process ---
+
+THREADS: Final = 4
+"""Threads per state. In most states a job waits for a disk or a server rather than for the processor."""
+
+
+JOB_TIME_S: Final = 6 * 3600.0
+"""Seconds in which all files of a job must be fetched: enough for 20 GB at a megabyte per second."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Settings of ``serve``.
+
+    Attributes:
+        work: the working space; every process that serves this queue, and every Spark worker, sees it at this path.
+        threads: number of threads per state.
+        keep_originals: keep delivered files in the working space, for access requests.
+        full: share of used disk space above which no job is provisioned.
+        once: end when nothing is left to do.
+        reach: addresses and files that URLs from submitters and in documents may lead to.
+        report_secret: secret for signing reports, as for webhooks; None: they are not signed.
+        smtp: URL of a mail server, by which submitters that are e-mail addresses receive reports; None: they receive
+            none.
+        lowest_rate: minimum transfer rate of a submitter's server, in bytes per second.
+        job_time_s: maximum time for fetching all files of a job, or a manifest, in seconds; 0: no limit.
+        prompt_s: seconds after which a host that keeps a job waiting counts as slow.
+    """
+
+    work: Path
+    threads: int = THREADS
+    keep_originals: bool = True
+    full: float = FULL_SHARE
+    once: bool = False
+    reach: Reach = NOTHING_PRIVATE
+    report_secret: str | None = None
+    lowest_rate: float = LOWEST_RATE
+    job_time_s: float = JOB_TIME_S
+    prompt_s: float = PROMPT_S
+    smtp: str | None = None
+
+    def fetcher(self, stop: threading.Event, slow: SlowHosts | None = None) -> Fetcher:
+        """Return a fetcher of submitters' files; with ``slow``, it does not wait for slow hosts."""
+        return Fetcher(stop, reach=self.reach, lowest_rate=self.lowest_rate, slow=slow)
+
+    def callback(self, stop: threading.Event, slow: SlowHosts | None = None) -> Callback:
+        """Return a callback to submitters; with ``slow``, it does not wait for slow receivers."""
+        return Callback(stop, reach=self.reach, secret=self.report_secret, slow=slow)
+
+    def reports(self, stop: threading.Event) -> BatchReports:
+        """Return the sender of batch reports."""
+        return BatchReports(self.callback(stop), Mail(self.smtp, stop) if self.smtp else None)
+
+    def stages(
+        self,
+        queue: JobQueue,
+        work: Workspace,
+        fetcher: Fetcher,
+        callback: Callback,
+        stop: threading.Event,
+        print_line: Callable[[str], None],
+    ) -> list[JobStage]:
+        """Return the stages of all states except Processing, in order."""
+        return [
+            Pending(work, fetcher, callback, self.job_time_s),
+            Estimating(work, fetcher),
+            Provisioning(queue, work, print_line, self.full),
+            Downloading(work, fetcher, stop, time_s=self.job_time_s, full=self.full),
+            Storing(queue, work, self.keep_originals),
+            Recording(queue),
+            Notify(work, callback),
+        ]

@@ -31,8 +31,8 @@ from ferryman.intake import Job, JobQueue, JobState, LockLost, NodeInvalid, Queu
 from ferryman.intake.job import Advance, advance_all
 from ferryman.intake.nodes import state_path
 from ferryman.intake.service.errors import TryLater
+from ferryman.intake.service.fetch import SLOW_HOST_THREADS
 from ferryman.intake.service.finisher import Finisher, FinishRequest
-from ferryman.intake.service.hosts import SLOW_HOST_THREADS
 from ferryman.intake.service.isolation import CurrentWork, Isolation
 from ferryman.intake.service.scheduler import (
     ERROR_PAUSE_S,

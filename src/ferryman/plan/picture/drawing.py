@@ -89,7 +89,7 @@ def svg(
     """
     sketch, title = titled_sketch(what)
     title = elide(title, TITLE_SIGNS)
-    sketch = sketch._replace(edges=[_counted(edge, sketch.boxes, edge_counts) for edge in sketch.edges])
+    sketch = sketch._replace(edges=[_add_count(edge, sketch.boxes, edge_counts) for edge in sketch.edges])
     counted = [counts.get(box.name, BoxCounts()) for box in sketch.boxes]
     lines = [_lines(box) for box in sketch.boxes]
     all_rows = [[*rows, *filter(None, each)] for rows, each in zip(lines, counted, strict=True)]
@@ -107,8 +107,8 @@ def svg(
     height = legend_top + (max((row for _, _, row in placed), default=-1) + 1) * LEGEND_ROW_PX + MARGIN / 2
     parts = [
         _opening(width, height),
-        f'<title id="ferryman-title">{_escaped(title)}</title>',
-        f'<desc id="ferryman-desc">{_escaped(elide(_description(sketch), TOOLTIP_SIGNS))}</desc>',
+        f'<title id="ferryman-title">{_escape(title)}</title>',
+        f'<desc id="ferryman-desc">{_escape(elide(_description(sketch), TOOLTIP_SIGNS))}</desc>',
         f"<style>{_style()}</style>",
         f"<defs>{_head('head', 'tip')}{_head('wrong-head', 'wrong-tip')}</defs>",
         f'<rect class="ground" x="0.5" y="0.5" width="{_px(width - 1)}" height="{_px(height - 1)}" rx="8"/>',
@@ -126,7 +126,7 @@ def svg(
     return "\n".join(parts).encode("ascii", "xmlcharrefreplace").decode()  # no terminal's encoding can spoil it
 
 
-def _counted(edge: Edge, boxes: Sequence[Box], counts: Mapping[tuple[str, str], str]) -> Edge:
+def _add_count(edge: Edge, boxes: Sequence[Box], counts: Mapping[tuple[str, str], str]) -> Edge:
     """Return the edge with its count behind its label."""
     count = counts.get((boxes[edge.start].name, boxes[edge.end].name), "")
     return edge._replace(label=", ".join(filter(None, (edge.label, count))))
@@ -172,7 +172,7 @@ def _node(box: Box, rows: Sequence[str], at: Rect, counts: BoxCounts) -> str:
             words.append(_text(at.middle, below, row, look))
             below += LINE_PX
     tooltip = elide(f"{box.name}: {box.kind}, {', '.join(box.facts)}", TOOLTIP_SIGNS)
-    title = f"<title>{_escaped(tooltip)}</title>"
+    title = f"<title>{_escape(tooltip)}</title>"
     look = f"{box.look} trouble" if counts.bad else box.look
     return f'<g class="node {box.kind} {look}">{title}{_shape(box.kind, at)}{"".join(words)}</g>'
 
@@ -322,10 +322,10 @@ def _head(name: str, look: str) -> str:
 
 
 def _text(x: float, y: float, words: str, look: str) -> str:
-    return f'<text class="{look}" x="{_px(x)}" y="{_px(y)}">{_escaped(words)}</text>'
+    return f'<text class="{look}" x="{_px(x)}" y="{_px(y)}">{_escape(words)}</text>'
 
 
-def _escaped(words: str) -> str:
+def _escape(words: str) -> str:
     return escape(replace_unprintable(words))
 
 

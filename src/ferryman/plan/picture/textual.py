@@ -309,13 +309,13 @@ def mermaid(what: Drawable) -> str:
 def _lines(what: Drawable) -> Iterator[str]:
     (boxes, edges), title = titled_sketch(what)
     yield "flowchart TD"
-    yield f"    %% {_escaped(title)}"
+    yield f"    %% {_escape(title)}"
     for number, box in enumerate(boxes):
         left, right = SHAPES[box.kind]
         yield f'    n{number}{left}"{_label(box)}"{right}:::{box.look}'
     for edge in edges:
         arrow = "-.->" if edge.one_of_several else "-->"
-        label = f'|"{_escaped(edge.label)}"|' if edge.label else ""
+        label = f'|"{_escape(edge.label)}"|' if edge.label else ""
         yield f"    n{edge.start} {arrow}{label} n{edge.end}"
     for look in dict.fromkeys(box.look for box in boxes):
         yield f"    classDef {look} {LOOKS[look]}"
@@ -323,11 +323,11 @@ def _lines(what: Drawable) -> Iterator[str]:
 
 def _label(box: Box) -> str:
     type_name, *rest = box.facts
-    lines = [_escaped(box.name), f"{box.kind}: {_escaped(type_name)}", *map(_escaped, rest)]
+    lines = [_escape(box.name), f"{box.kind}: {_escape(type_name)}", *map(_escape, rest)]
     return "<br/>".join(lines)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Escape all but letters, digits and harmless characters as Mermaid's entities (``#34;``)."""
     return re.sub(r"[^\w .,=:/-]|[^\S ]|^-|^\d(?=\d*[.])", lambda match: f"#{_code(match[0])};", text)
 

@@ -320,20 +320,20 @@ class RequestClock:
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError:  # no such folder, or somebody else's file: this process keeps its own pace
-            at = self._bounded(self._next, now)
+            at = self._clamp(self._next, now)
             self._next = at + self._interval_s
             return at
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             stored = os.pread(file, _STAMP.size, 0)
-            at = self._bounded(_STAMP.unpack(stored)[0] if len(stored) == _STAMP.size else 0.0, now)
+            at = self._clamp(_STAMP.unpack(stored)[0] if len(stored) == _STAMP.size else 0.0, now)
             with suppress(OSError):
                 os.pwrite(file, _STAMP.pack(at + self._interval_s), 0)
             return at
         finally:
             os.close(file)
 
-    def _bounded(self, at: float, now: float) -> float:
+    def _clamp(self, at: float, now: float) -> float:
         """Return a time that is not before now, nor later than any that we would have set: a clock may jump."""
         return now if not now <= at <= now + 100 * max(self._interval_s, 1.0) else at
 

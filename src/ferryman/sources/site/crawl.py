@@ -113,7 +113,7 @@ class Crawl:
         """
         memory = self._memory
         if not memory.is_open and 0 <= self._now - memory.began < self._rules.revisit_s:
-            yield from self._unchanged()
+            yield from self._yield_unchanged()
             return
         self._robots = self._client.robots(self._origin)
         self._begins = not memory.is_open
@@ -131,7 +131,7 @@ class Crawl:
         whole = unavailable is None and not self._over_budget
         memory.is_open = not whole
         self._settle(drop=whole and not self._incomplete)
-        yield from self._unchanged()
+        yield from self._yield_unchanged()
         yield from self._notes()
         yield from self._remember()
         if unavailable is not None:
@@ -528,7 +528,7 @@ class Crawl:
 
     @property
     def _is_blind(self) -> bool:
-        """Return whether a page is in the place of robots.txt, and not because the host answers so for any address that
+        """Return whether a page is in place of robots.txt, and not because the host answers so for any address that
         it does not have: then this may be another site, such as one of maintenance."""
         return bool(self._robots.page) and not self._memory.robots_is_missing
 
@@ -613,7 +613,7 @@ class Crawl:
             return f"leads at once to {page.target}, where no page could be read"
         return ""
 
-    def _unchanged(self) -> Iterator[Listed]:
+    def _yield_unchanged(self) -> Iterator[Listed]:
         """Yield the documents that were not yielded yet: they are as they were, or nothing says that they are not."""
         for page in self._pages.values():
             if page.url in self._yielded or not page.was_read:

@@ -96,7 +96,7 @@ def sitemap_entries(body: bytes, url: str) -> Iterator[SitemapEntry]:
     Raises:
         BrokenSitemap: it is broken, after the entries before that place; or it is not a sitemap.
     """
-    stream = _unpacked(body)
+    stream = _unpack(body)
     head = next(stream, b"").lstrip(b"\xef\xbb\xbf \t\r\n")
     if not head.startswith(b"<"):
         text = b"".join([head, *stream]).decode("utf-8", "replace")
@@ -126,7 +126,7 @@ def _with_last(head: bytes, stream: Iterator[bytes]) -> Iterator[tuple[bytes, bo
     yield b"", True
 
 
-def _unpacked(body: bytes) -> Iterator[bytes]:
+def _unpack(body: bytes) -> Iterator[bytes]:
     """Yield chunks of a sitemap, which is unpacked if its bytes are those of gzip, whatever its name says."""
     if not body.startswith(b"\x1f\x8b"):
         yield from (body[at : at + _CHUNK] for at in range(0, len(body), _CHUNK))

@@ -57,7 +57,7 @@ class AnswerUpkeep:
             record = records[step.name]
             facts = {name: fact for name, fact in (record.reaches or {}).items() if not is_version(name)}
             self._compare_code(step, keeper, f"{record.code} {sorted(facts.items())}")
-            before = self._tried(partial(keeper.counts_of_logs, self._is_own), _NOTHING)
+            before = self._try(partial(keeper.counts_of_logs, self._is_own), _NOTHING)
             self._counts[step.name] = Counter({name: -number for name, number in before.items()})
 
     def run(self, *, at_end: bool = False) -> None:
@@ -67,7 +67,7 @@ class AnswerUpkeep:
             fold = partial(
                 keeper.fold, self._is_settled, own=self._is_own, max_bytes=step.remember.max_bytes, at_once=at_end
             )
-            self._counts.setdefault(step.name, Counter()).update(self._tried(fold, _NOTHING))
+            self._counts.setdefault(step.name, Counter()).update(self._try(fold, _NOTHING))
 
     def finish(self) -> dict[str, dict[str, float]]:
         """Return step -> what became of its inputs in this run, after the last wave."""
@@ -75,8 +75,8 @@ class AnswerUpkeep:
         found = {}
         for step, keeper in self._stores:
             counts = Counter(self._counts.get(step.name, Counter()))
-            counts.update(self._tried(partial(keeper.counts_of_logs, self._is_own), _NOTHING))
-            size = self._tried(keeper.size, 0)
+            counts.update(self._try(partial(keeper.counts_of_logs, self._is_own), _NOTHING))
+            size = self._try(keeper.size, 0)
             found[step.name] = {
                 "calls": counts["calls"],
                 "hits": counts["hits"],
@@ -101,7 +101,7 @@ class AnswerUpkeep:
         digest = blake2b(code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         version = blake2b(step.remember.version.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         path = keeper.folder / _CODE / version
-        found = self._tried(lambda: files.read_version(path), None)
+        found = self._try(lambda: files.read_version(path), None)
         if found is not None and found[0].decode("ascii", "replace") == digest:
             return
         if found is not None:
@@ -115,9 +115,9 @@ class AnswerUpkeep:
             files.make_folder(path.parent)
             files.replace(path, digest.encode())
 
-        self._tried(record, None)
+        self._try(record, None)
 
-    def _tried(self, action: Callable[[], _T], default: _T) -> _T:
+    def _try(self, action: Callable[[], _T], default: _T) -> _T:
         """Return what an action on a store returns; report its error: the run can go on without."""
         try:
             return action()
