@@ -118,7 +118,7 @@ tables = st.integers(1, 4).flatmap(
 
 def rows_of(data: str, **options: Any) -> list[RecordRow]:
     stream: Any = io.BufferedReader(io.BytesIO(data.encode()))  # type: ignore[arg-type]
-    return list(Csv("x", **options).rows(physical_lines(stream, "utf-8", 10_000, "x")))
+    return list(Csv("x", **options).rows_of(physical_lines(stream, "utf-8", 10_000, "x")))
 
 
 @given(

@@ -87,7 +87,7 @@ def test_what_python_writes_comes_back(values: list[dict[str, Any]], escaped: bo
     """Whatever is in it."""
     source = JsonLines("x")
     lines = [(n, json.dumps(v, ensure_ascii=escaped).encode("utf-8", "replace"), "") for n, v in enumerate(values, 1)]
-    for (_, line, _), row in zip(lines, source.rows(iter(lines)), strict=True):
+    for (_, line, _), row in zip(lines, source.rows_of(iter(lines)), strict=True):
         try:
             want = json.loads(line)
             json.dumps(want, ensure_ascii=False).encode()
