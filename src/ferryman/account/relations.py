@@ -276,11 +276,7 @@ class View:
         """Count the events by which deliveries ended."""
         if self.snapshot is None:
             counts = parquet.count_by(self._ledger, ["destination", "status", "operation", "attempt"])
-            ends = [
-                EndedRow(destination, status, operation, attempt, number)
-                for (destination, status, operation, attempt), number in counts.items()
-                if destination and status in _ENDS
-            ]
+            ends = [EndedRow(to, end, what, n, k) for (to, end, what, n), k in counts.items() if to and end in _ENDS]
             return sorted(ends, key=msgspec.structs.astuple)
         found = self._db.execute(f"""
             SELECT destination, status, operation, attempt, count(*) FROM ledger
