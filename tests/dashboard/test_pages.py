@@ -217,6 +217,15 @@ def test_runs_have_bars_and_the_list_has_the_last_success(world: PlanWorld, open
     assert rate(run.done, run.duration_s) in site.text("/").partition("trial-v1")[2]
 
 
+@pytest.mark.parametrize(
+    ("number", "seconds", "shown"),
+    [(18, 0.5, "36/s"), (120, 1.0, "120/s"), (4, 60.0, "4/min"), (1, 3600.0, "1/min"), (0, 5.0, ""), (18, 0.01, "")],
+)
+def test_a_rate_is_that_of_the_time_beside_it(number: int, seconds: float, shown: str) -> None:
+    """Of what took no time that is shown there is none."""
+    assert rate(number, seconds) == shown
+
+
 def test_the_list_says_when_a_plan_was_last_done(place: Path, opened: Opened) -> None:
     done = PlanWorld(place).build()
     done.put("a")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypedDict, cast
 
 import duckdb
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -280,8 +281,8 @@ class View:
         """Count the events by which deliveries ended."""
         if self.snapshot is None:
             counts = parquet.count_by(self._ledger, ["destination", "status", "operation", "attempt"])
-            ends = ((row, number) for row, number in sorted(counts.items()) if row[0] and row[1] in _ENDS)
-            return [EndedRow(*row, number) for row, number in ends]
+            ends = [EndedRow(to, end, what, n, k) for (to, end, what, n), k in counts.items() if to and end in _ENDS]
+            return sorted(ends, key=msgspec.structs.astuple)
         found = self._db.execute(f"""
             SELECT destination, status, operation, attempt, count(*) FROM ledger
             WHERE destination <> '' AND status IN {quote_list(_ENDS)} GROUP BY ALL
