@@ -176,7 +176,7 @@ def pytest_collection_finish() -> None:
 
 
 WATCHED = ("AWS_", "FERRYMAN_", "JAVA_", "OPENLINEAGE_", "OTEL_")
-"""Beginnings of variables that tests set. Libraries set others when they are loaded, for as long as the process lives."""
+"""Beginnings of variables that tests set. Libraries set others when they are loaded, until the process ends."""
 
 ENVIRONMENT = {forked_servers.FOLDER, "PYTEST_CURRENT_TEST", "PYTHONPATH"}
 """Variables that stay when they were set, for all tests of this process."""
