@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from copy import deepcopy
 from datetime import timedelta
@@ -399,6 +399,12 @@ def storable_id(id: str) -> str:
     """Return a source's id in a form that can be stored: lone surrogates are escaped, so that the document can be named
     when it is refused."""
     return id if is_text(id) else plain_text(id)
+
+
+def storable_texts(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the parameters of a query with each text as ``storable_id`` stores it; None: there are none."""
+    texts = {name: storable_id(value) for name, value in (values or {}).items() if isinstance(value, str)}
+    return {**(values or {}), **texts} or None
 
 
 def check_source_id(id: str) -> None:

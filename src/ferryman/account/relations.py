@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ferryman import limits
 from ferryman.account.counts import Counts, Tables, count
 from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotWriter, WaveCounts, new_salt
-from ferryman.document import storable_id
+from ferryman.document import storable_texts
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_of_versions, logs_read
 from ferryman.plan.structure import reachable_destinations as nodes_reached
 from ferryman.records.families import SEPARATOR, STALE, held_delete, in_family, in_family_sql, older_publications
@@ -144,13 +144,12 @@ class View:
         return str(self._state.identity()["created"])
 
     def rows(self, query: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Return a query's rows as dicts; times as ISO 8601 text. Texts among the parameters are made storable, as ids
-        are in the tables."""
+        """Return a query's rows as dicts; times as ISO 8601 text."""
         return list(self.iter_rows(query, parameters))
 
     def iter_rows(self, query: str, parameters: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
         """Yield a query's rows as dicts, few in memory at a time. No other query may run until the last row."""
-        found = self._db.execute(query, _storable(parameters))
+        found = self._db.execute(query, storable_texts(parameters))
         names = [d[0] for d in found.description or []]
         while rows := found.fetchmany(_ROWS):
             for row in rows:
@@ -707,7 +706,7 @@ class View:
         return f"CASE destination {' '.join(cases)} END" if cases else "NULL::VARCHAR"
 
     def _scalar(self, query: str, parameters: dict[str, Any] | None = None) -> int:
-        [(value,)] = self._db.execute(query, _storable(parameters)).fetchall()
+        [(value,)] = self._db.execute(query, storable_texts(parameters)).fetchall()
         return int(value)
 
 
@@ -764,11 +763,6 @@ def _newest(where: list[str], limit: int | None, window: int | None) -> str:
         WHERE (l.at IS NULL OR l.at = c.wave * 4 + c.ordinal) AND coalesce(c.revision >= n.revision, true)
         {ordered} {"" if limit is None else f"LIMIT {int(limit)}"}
         """
-
-
-def _storable(parameters: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    texts = {name: storable_id(value) for name, value in (parameters or {}).items() if isinstance(value, str)}
-    return {**(parameters or {}), **texts} or None
 
 
 # --- filters ---
@@ -878,8 +872,7 @@ class Filter(NamedTuple):
         """
         rest: dict[str, Any] = dict(options)
         statuses, operation = named_statuses(rest.pop("status", None))
-        texts = {name: text if text is None else storable_id(text) for name, text in rest.items()}
-        return Filter(statuses, operation=operation, **texts)
+        return Filter(statuses, operation=operation, **(storable_texts(rest) or {}))
 
     def conditions(self) -> tuple[list[str], dict[str, str]]:
         """Return conditions on events as SQL, and their parameters."""
