@@ -675,6 +675,257 @@ def tnef(raw: bytes) -> Content:
     """Read what Outlook has packed into a winmail.dat: the text of its mail; attachments as parts."""
     unread = Unread()
     message, files = _TnefProperties(), list[_TnefProperties]()
+    content = message.content(unread)
+        content.parts = list(message.attachments(unread, limits.EXTRACT_DEPTH))
+        content.fields |= unread.fields
+        return content
+
+
+class _Properties:
+    """Properties of a message or an attachment of Outlook, by their numbers."""
+
+    def number(self, property_: int) -> int:
+        raise NotImplementedError
+
+    def time(self, property_: int) -> str:
+        """Return a time as ISO 8601; "" if there is none."""
+        raise NotImplementedError
+
+    def bytes_of(self, property_: int) -> bytes:
+        raise NotImplementedError
+
+    def text_of(self, property_: int) -> str:
+        raise NotImplementedError
+
+    def content(self, unread: Unread) -> Content:
+        fields = {
+            "title": one_line(self.text_of(_SUBJECT)),
+            "author": self._sender(),
+            "to": one_line(self.text_of(_TO)),
+            "created": self.time(_SENT) or self.time(_RECEIVED),
+        }
+        class_ = self.text_of(_CLASS).lower()
+        for begin, what in _OTHER_CLASSES:
+            if class_.startswith(begin):
+                unread.add(what)
+        return Content(self._body(unread), {name: value for name, value in fields.items() if value})
+
+    def _sender(self) -> str:
+        name = one_line(self.text_of(_SENDER_NAME) or self.text_of(_REPRESENTED_NAME))
+        address = one_line(self.text_of(_SENDER_SMTP) or self.text_of(_SENDER_ADDRESS))
+        if "@" not in address or address == name:  # an address inside an organisation says nothing
+            return name
+        return f"{name} <{address}>" if name else address
+
+    def _body(self, unread: Unread) -> str:
+        plain = self.text_of(_BODY)
+        if page := self.bytes_of(_HTML):
+            content = html(page, self._html_charset())
+        else:
+            content = html(self.text_of(_HTML).encode("utf-8", "replace"), "utf-8")
+        rich = content.text
+        if not plain.strip():
+            unread |= dict.fromkeys(content.fields.get("unread", ()))
+        if not plain.strip() and not rich and (packed := self.bytes_of(_RTF)):
+            rich = _rich_text(packed, unread)
+        return fuller_text(plain, rich)
+
+    def _html_charset(self) -> str:
+        number = self.number(_INTERNET_CODE_PAGE)
+        return {0: "", 65001: "utf-8", 20127: ""}.get(number, f"cp{number}")
+
+    @property
+    def file_name(self) -> str:
+        return next(
+            (name for each in (_FILE_NAME, _SHORT_FILE_NAME, _NAME) if (name := one_line(self.text_of(each)))), ""
+        )
+
+
+class _OutlookStorage(_Properties):
+    """A message or an attachment in a compound file.
+
+    Args:
+        path: of the storage; empty for the file itself.
+        header_bytes: size of what stands before the entries of its properties.
+    """
+
+    def __init__(self, ole: OleFileIO, path: list[str], header_bytes: int, code_page: str = "") -> None:
+        self._ole, self._path = ole, path
+        self._streams = {
+            entry[-1].upper(): entry for entry in ole.listdir(storages=True) if entry[:-1] == path and len(entry) > 0
+        }
+        self._values = self._read_values(header_bytes)
+        self._code_page = code_page or self._find_code_page()
+
+    @property
+    def is_complete(self) -> bool:
+        return "__PROPERTIES_VERSION1.0" in self._streams
+
+    def _read_values(self, header_bytes: int) -> dict[int, bytes]:
+        """Return the properties of fixed size: their eight bytes each."""
+        raw = self._stream("__PROPERTIES_VERSION1.0")
+        entries = range(header_bytes, len(raw) - _ENTRY_BYTES + 1, _ENTRY_BYTES)
+        return {struct.unpack_from("<H", raw, at + 2)[0]: raw[at + 8 : at + 16] for at in entries}
+
+    def _find_code_page(self) -> str:
+        numbers = (self.number(each) for each in (_MESSAGE_CODE_PAGE, _INTERNET_CODE_PAGE))
+        number = next((each for each in numbers if each), 0)
+        return {0: "", 20127: "", 65001: "utf-8", 28591: "iso-8859-1"}.get(number, f"cp{number}")
+
+    def _stream(self, name: str) -> bytes:
+        path = self._streams.get(name)
+        if path is None or self._ole.get_type(path) != _STREAM:
+            return b""
+        with self._ole.openstream(path) as stream:
+            content: bytes = stream.read()
+            return content
+
+    def number(self, property_: int) -> int:
+        value = self._values.get(property_, b"")
+        return int(struct.unpack("<i", value[:4])[0]) if len(value) >= 4 else 0
+
+    def time(self, property_: int) -> str:
+        return _time(self._values.get(property_, b""))
+
+    def bytes_of(self, property_: int) -> bytes:
+        return self._stream(f"__SUBSTG1.0_{property_:04X}{_BINARY}")
+
+    def text_of(self, property_: int) -> str:
+        """Return a text: UTF-16, or in the code page of the message."""
+        name = f"__SUBSTG1.0_{property_:04X}"
+        if f"{name}{_TEXT}" in self._streams:
+            return self._stream(f"{name}{_TEXT}").decode("utf-16-le", "replace").rstrip("\0")
+        return decode(self._stream(f"{name}{_OLD_TEXT}").rstrip(b"\0"), self._code_page).text
+
+    def attachments(self, unread: Unread, depth: int) -> Iterator[Attachment]:
+        """Yield the attachments, but for pictures that the text shows."""
+        for name in sorted(self._streams):
+            if not name.startswith("__ATTACH_VERSION1.0_"):
+                continue
+            each = _OutlookStorage(self._ole, self._streams[name], _HEADER_BYTES["__attach"], self._code_page)
+            kind = one_line(each.text_of(_MIME_TYPE)).lower()
+            method, data = each.number(_METHOD), each.bytes_of(_DATA)
+            if f"__SUBSTG1.0_{_DATA:04X}{_OBJECT}" in each._streams:
+                if method != _EMBEDDED_MESSAGE or depth <= 0:
+                    unread.add("embedded files")
+                else:
+                    yield Attachment("", each._embedded_mail(unread, depth), MAIL.type)
+            elif method in _LINKED:
+                unread.add("linked files")
+            elif not (kind.startswith("image/") and each.text_of(_CONTENT_ID)):
+                yield Attachment(each.file_name, data, kind)
+
+    def _embedded_mail(self, unread: Unread, depth: int) -> bytes:
+        """Return the message in this attachment as an e-mail."""
+        path = self._streams[f"__SUBSTG1.0_{_DATA:04X}{_OBJECT}"]
+        inner = _OutlookStorage(self._ole, path, _EMBEDDED_HEADER_BYTES)
+        content = inner.content(unread)
+        message = EmailMessage(policy=default)
+        for header, field in (("Subject", "title"), ("From", "author"), ("To", "to")):
+            if value := content.fields.get(field):
+                message[header] = value
+        if created := content.fields.get("created"):
+            message["Date"] = datetime.fromisoformat(created)
+        message.set_content(content.text)
+        for part in inner.attachments(unread, depth - 1):
+            if part.type == MAIL.type:
+                message.add_attachment(email.message_from_bytes(part.raw, policy=default))
+            else:
+                main, _, sub = (part.type if "/" in part.type else "application/octet-stream").partition("/")
+                message.add_attachment(part.raw, maintype=main, subtype=sub, filename=part.name or None)
+        return message.as_bytes()
+
+
+def _rich_text(packed: bytes, unread: Unread) -> str:
+    """Return the text of a body that is RTF, compressed as Outlook does."""
+    import compressed_rtf
+
+    if len(packed) < 16 or struct.unpack_from("<I", packed, 4)[0] > limits.EXTRACT_PART_BYTES:
+        unread.add("text")
+        return ""
+    content = rtf(compressed_rtf.decompress(packed))
+    unread |= dict.fromkeys(content.fields.get("unread", ()))
+    return content.text
+
+
+_STREAM: Final = 2
+"""olefile's type of a stream."""
+
+
+# Attachments in which Outlook packs those of a mail to a program that it takes for its own: winmail.dat ([MS-OXTNEF]).
+
+_ATTRIBUTE: Final = struct.Struct("<BII")
+"""Beginning of an attribute: of the message or of an attachment, its number and type, its length."""
+_CHECKSUM_BYTES: Final = 2
+_TNEF_SUBJECT, _TNEF_BODY, _TNEF_CODE_PAGE, _TNEF_PROPERTIES = 0x8004, 0x800C, 0x9007, 0x9003
+_TNEF_BEGIN, _TNEF_NAME, _TNEF_DATA, _TNEF_ATTACHED = 0x9002, 0x8010, 0x800F, 0x9005
+"""Numbers of attributes: where an attachment begins, its name, its content, its properties."""
+_TNEF_OF_MESSAGE: Final = {_TNEF_SUBJECT: _SUBJECT, _TNEF_BODY: _BODY}
+_TNEF_OF_ATTACHMENT: Final = {_TNEF_NAME: _SHORT_FILE_NAME, _TNEF_DATA: _DATA}
+
+_FIXED_BYTES: Final = {
+    0x02: 4, 0x03: 4, 0x04: 4, 0x05: 8, 0x06: 8, 0x07: 8, 0x0A: 4, 0x0B: 4, 0x14: 8, 0x40: 8, 0x48: 16,
+}  # fmt: skip
+"""Types of properties -> bytes that they have there."""
+_SEVERAL: Final = 0x1000
+_OBJECT_ID_BYTES: Final = 16
+
+
+class _TnefProperties(_Properties):
+    """Properties in a winmail.dat: number -> type and value."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, tuple[int, bytes]] = {}
+        self.code_page = ""
+
+    def number(self, property_: int) -> int:
+        value = self.bytes_of(property_)
+        return int(struct.unpack("<i", value[:4])[0]) if len(value) >= 4 else 0
+
+    def time(self, property_: int) -> str:
+        return _time(self.bytes_of(property_))
+
+    def bytes_of(self, property_: int) -> bytes:
+        type_, value = self.values.get(property_, (0, b""))
+        return value if f"{type_:04X}" not in (_TEXT, _OLD_TEXT) else b""
+
+    def text_of(self, property_: int) -> str:
+        type_, value = self.values.get(property_, (0, b""))
+        if f"{type_:04X}" == _TEXT:
+            return value.decode("utf-16-le", "replace").rstrip("\0")
+        return decode(value.rstrip(b"\0"), self.code_page).text if f"{type_:04X}" == _OLD_TEXT else ""
+
+    def add_all(self, raw: bytes) -> None:
+        """Add a list of properties; one that breaks off is read as far as it goes."""
+        at, left = 4, struct.unpack_from("<I", raw)[0]
+        while left > 0 and at + 4 <= len(raw):
+            left -= 1
+            type_, number = struct.unpack_from("<HH", raw, at)
+            at += 4
+            if number & 0x8000:  # it has a name
+                kind, size = struct.unpack_from("<II", raw, at + 16)
+                at += 24 + (-(-size // 4) * 4 if kind else 0)
+            plain_type = type_ & ~_SEVERAL
+            count, fixed = 1, _FIXED_BYTES.get(plain_type, 0)
+            if type_ & _SEVERAL or not fixed:
+                count = struct.unpack_from("<I", raw, at)[0]
+                at += 4
+            for n in range(min(count, len(raw))):
+                size = fixed
+                if not fixed:
+                    size = struct.unpack_from("<I", raw, at)[0]
+                    at += 4
+                if not n:
+                    self.values[number] = plain_type, raw[at : at + size]
+                at += -(-size // 4) * 4
+                if at > len(raw):
+                    break
+
+
+def tnef(raw: bytes) -> Content:
+    """Read what Outlook has packed into a winmail.dat: the text of its mail; attachments as parts."""
+    unread = Unread()
+    message, files = _TnefProperties(), list[_TnefProperties]()
     for number, content in _tnef_attributes(raw):
         if number == _TNEF_CODE_PAGE and len(content) >= 4:
             message.code_page = f"cp{struct.unpack_from('<I', content)[0]}"

@@ -187,7 +187,7 @@ def _record(number: int, content: bytes) -> bytes:
         head.append(size & 0x7F | 0x80)
         size >>= 7
     head.append(size)
-    return head + content
+    return bytes(head + content)
 
 
 def _shown_cell(number: int, cell: bytes, codes: Mapping[int, str]) -> tuple[int, bytes]:
