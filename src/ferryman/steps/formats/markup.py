@@ -297,7 +297,7 @@ class _Lists:
 
     def __init__(self) -> None:
         self.label = ""
-        self._open: list[_List] = []
+        self._open: list[_HtmlList] = []
 
     def begin(self, name: str, element: _Element) -> None:
         """Enter a list, or an item of the list entered last."""
@@ -307,7 +307,7 @@ class _Lists:
                 start = sum(1 for _ in element.iterchildren("li")) if is_reversed else 1
             format_ = element.get("type") or "1"
             is_numbered = name == "ol" and not _UNMARKED.search((element.get("style") or "")[:_STYLE_CHARACTERS])
-            self._open.append(_List(format_ if is_numbered else "", start, -1 if is_reversed else 1))
+            self._open.append(_HtmlList(format_ if is_numbered else "", start, -1 if is_reversed else 1))
         elif self._open and (list_ := self._open[-1]).format:
             number = _signed(element.get("value"))
             number = list_.next if number is None else number
@@ -331,7 +331,7 @@ class _Lists:
         return label + text.lstrip(" ")
 
 
-class _List(NamedTuple):
+class _HtmlList(NamedTuple):
     """A list of a page.
 
     Attributes:
