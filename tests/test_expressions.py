@@ -26,7 +26,7 @@ METHODS = ("match", "fullmatch", "search", "sub", "subn", "split", "findall", "f
 BOUNDED = {
     "steps/formats/__init__.py:_REQUEST": 4096,
     "steps/formats/markup.py:_STATED_CHARSET": 4096,
-    "steps/formats/numbering.py:_UNMARKED": 1024,
+    "steps/formats/markup.py:_UNMARKED": 1024,
 }
 """Expressions that only ever meet the first so many characters of a text."""
 

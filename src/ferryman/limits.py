@@ -334,9 +334,6 @@ its cells move together."""
 EXTRACT_PAGES: Final = 50_000
 """Pages of a PDF: the longest that people make are a tenth of it, and a page tree may run in circles."""
 
-EXTRACT_ATTRIBUTES: Final = 10_000
-"""Attributes of an element in HTML, for which its parser takes 0.1 s: the time grows with the square of them."""
-
 EXTRACT_DEPTH: Final = 3
 """Depth to which mails attached to mails are read."""
 

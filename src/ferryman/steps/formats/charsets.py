@@ -376,7 +376,7 @@ _HIGH: Final = re.compile(rb"[\x80-\xff]+")
 _LEAST_WORD, _SHARE_ALONE = 2, 0.7
 """Bytes above 127 of a word that has hardly any others, and the share of such words by which a text is not Latin."""
 _PUNCTUATION, _WIDE_PUNCTUATION, _UNLIKELY = -6.0, -8.0, -9.0
-"""Logarithms of the probability of a character that is no letter, and of one that is hardly ever there."""
+"""Logarithms of the probability of a character that is not a letter, and of one that is hardly ever there."""
 _LIKELY, _POSSIBLE, _OLD = -4.6, -5.5, 0.1
 """Likelihoods from which a guess is taken, or left to charset_normalizer; what KOI8 is less likely, as it is rare."""
 _FALL: Final = 3.3

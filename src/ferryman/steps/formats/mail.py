@@ -675,21 +675,21 @@ def tnef(raw: bytes) -> Content:
     """Read what Outlook has packed into a winmail.dat: the text of its mail; attachments as parts."""
     unread = Unread()
     message, files = _TnefProperties(), list[_TnefProperties]()
-    for number, content in _tnef_attributes(raw):
-        if number == _TNEF_CODE_PAGE and len(content) >= 4:
-            message.code_page = f"cp{struct.unpack_from('<I', content)[0]}"
+    for number, value in _tnef_attributes(raw):
+        if number == _TNEF_CODE_PAGE and len(value) >= 4:
+            message.code_page = f"cp{struct.unpack_from('<I', value)[0]}"
         elif number in _TNEF_OF_MESSAGE:
-            message.values.setdefault(_TNEF_OF_MESSAGE[number], (0x1E, content))
+            message.values.setdefault(_TNEF_OF_MESSAGE[number], (0x1E, value))
         elif number == _TNEF_PROPERTIES:
-            message.add_all(content)
+            message.add_all(value)
         elif number == _TNEF_BEGIN:
             files.append(_TnefProperties())
             files[-1].code_page = message.code_page
         elif files and number == _TNEF_ATTACHED:
-            files[-1].add_all(content)
+            files[-1].add_all(value)
         elif files and number in _TNEF_OF_ATTACHMENT:
             type_ = 0x1E if number == _TNEF_NAME else 0x102
-            files[-1].values.setdefault(_TNEF_OF_ATTACHMENT[number], (type_, content))
+            files[-1].values.setdefault(_TNEF_OF_ATTACHMENT[number], (type_, value))
     content = message.content(unread)
     for each in files:
         data = each.bytes_of(_DATA)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from ferryman import limits
 from ferryman.steps.formats import Content, Unread, Unreadable, iso_date, one_line
 from ferryman.steps.formats.charsets import decode
-from ferryman.steps.formats.numbering import HTML_LISTS, HtmlLists
-from ferryman.steps.formats.office import Package, dublin_core_fields, local_name, parse_xml
+from ferryman.steps.formats.numbering import LIST_FORMATS, format_number, integer_of
+from ferryman.steps.formats.office import Package, dublin_core_fields, letters_of, local_name, parse_xml
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -66,6 +65,8 @@ _HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
 _BLANKS: Final = re.compile(r"[ \t\r\n\f]++")
 _SPACES: Final = re.compile(r" {2,}+")
 _GAP: Final = re.compile(r" ?[\r\n][ \r\n]*+")
+_ATTRIBUTES: Final = 10_000
+"""Attributes of an element, for which libxml2 takes 0.1 s: the time grows with the square of them."""
 _LONG_TAG: Final = re.compile(r"<[A-Za-z][^<>]{50000,}")
 _QUOTED: Final = re.compile(r"\"[^\"]*+\"|'[^']*+'")
 _STATED_CHARSET: Final = re.compile(
@@ -103,8 +104,8 @@ def html(raw: bytes, declared: str = "") -> Content:
     text = _MARKS.sub("", decoded.text)
     if not text.strip():
         return Content("", decoded.fields)
-    if any(len(_QUOTED.sub("", tag[0]).split()) > limits.EXTRACT_ATTRIBUTES for tag in _LONG_TAG.finditer(text)):
-        raise Unreadable(f"an element has more than {limits.EXTRACT_ATTRIBUTES} attributes. Correct it")
+    if any(len(_QUOTED.sub("", tag[0]).split()) > _ATTRIBUTES for tag in _LONG_TAG.finditer(text)):
+        raise Unreadable(f"an element has more than {_ATTRIBUTES} attributes. Correct it")
     try:
         parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)  # else deeply nested text would be lost
         root: Any = lxml.html.document_fromstring(_DECLARATION.sub("", text), parser=parser)
@@ -243,7 +244,7 @@ def _pieces(root: _Element) -> Iterator[str]:
     from lxml import etree
 
     pre_depth = 0
-    lists = HtmlLists()
+    lists = _Lists()
     walk = etree.iterwalk(root, events=("start", "end", "comment", "pi"))
     for event, element in walk:
         name = local_name(element)
@@ -260,7 +261,7 @@ def _pieces(root: _Element) -> Iterator[str]:
             elif name in _HEADINGS:
                 yield chr(_HEADING_0 + _HEADINGS[name])
             pre_depth += name == "pre"
-            if name in HTML_LISTS:
+            if name in _LISTS:
                 lists.begin(name, element)
             if element.text:
                 text = _collapse(element.text, pre_depth > 0)
@@ -268,7 +269,7 @@ def _pieces(root: _Element) -> Iterator[str]:
         else:
             if event == "end" and name not in _UNSEEN:
                 pre_depth -= name == "pre"
-                if name in HTML_LISTS:
+                if name in _LISTS:
                     yield lists.end(name)
                 if name in _HEADINGS:
                     yield _HEADING_END
@@ -278,6 +279,81 @@ def _pieces(root: _Element) -> Iterator[str]:
             if element.tail and element is not root:
                 text = _collapse(element.tail, pre_depth > 0)
                 yield lists.with_label(text) if lists.label else text
+
+
+_LISTS: Final = frozenset({"ol", "ul", "menu", "li"})
+"""Elements of lists in HTML."""
+
+_UNMARKED: Final = re.compile(r"list-style(?:-type)?\s*+:[^;]*?\bnone\b", re.IGNORECASE)
+_STYLE_CHARACTERS: Final = 1024
+
+
+class _Lists:
+    """Lists of a page.
+
+    Attributes:
+        label: numbers of items of which no text has come yet, with a blank behind each.
+    """
+
+    def __init__(self) -> None:
+        self.label = ""
+        self._open: list[_HtmlList] = []
+
+    def begin(self, name: str, element: _Element) -> None:
+        """Enter a list, or an item of the list entered last."""
+        if name != "li":
+            start, is_reversed = _signed(element.get("start")), element.get("reversed") is not None
+            if start is None:
+                start = sum(1 for _ in element.iterchildren("li")) if is_reversed else 1
+            format_ = element.get("type") or "1"
+            is_numbered = name == "ol" and not _UNMARKED.search((element.get("style") or "")[:_STYLE_CHARACTERS])
+            self._open.append(_HtmlList(format_ if is_numbered else "", start, -1 if is_reversed else 1))
+        elif self._open and (list_ := self._open[-1]).format:
+            number = _signed(element.get("value"))
+            number = list_.next if number is None else number
+            self._open[-1] = list_._replace(next=number + list_.step)
+            self.label += f"{_list_number(number, element.get('type') or list_.format)}. "
+
+    def end(self, name: str) -> str:
+        """Leave a list or an item; return the number of an item without text."""
+        label = ""
+        if name == "li":
+            label, self.label = self.label, ""
+        elif self._open:
+            self._open.pop()
+        return label
+
+    def with_label(self, text: str) -> str:
+        """Return text with the numbers that stand before it, if anything of it is seen."""
+        if not text.strip():
+            return text
+        label, self.label = self.label, ""
+        return label + text.lstrip(" ")
+
+
+class _HtmlList(NamedTuple):
+    """A list of a page.
+
+    Attributes:
+        format: "1", "a", "A", "i", "I"; "" shows no number.
+    """
+
+    format: str
+    next: int
+    step: int
+
+
+def _list_number(number: int, format_: str) -> str:
+    if format_ in ("a", "A") and number > 0:
+        return letters_of(number) if format_ == "A" else letters_of(number).lower()
+    return format_number(number, LIST_FORMATS.get(format_, "decimal"))
+
+
+def _signed(text: str | None) -> int | None:
+    """Return an integer, that may be negative; None for anything else."""
+    text = (text or "").strip()
+    number = integer_of(text.removeprefix("-"))
+    return number if number is None or not text.startswith("-") else -number
 
 
 def _separator(name: str) -> str:

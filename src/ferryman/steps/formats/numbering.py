@@ -171,7 +171,7 @@ class _OdfLevel(NamedTuple):
     shown: int
 
 
-_FORMATS: Final = {"1": "decimal", "a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+LIST_FORMATS: Final = {"1": "decimal", "a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
 """Formats of OpenDocument and HTML, in the words of WordprocessingML."""
 
 
@@ -214,14 +214,14 @@ class OdfLists:
     def label_of_item(self, item: _Element) -> str:
         """Return the number that is shown before an item of the list entered last; "" for none."""
         style, level = self._open[-1], len(self._open)
-        start = _integer(_attribute(item, "start-value"))
+        start = integer_of(_attribute(item, "start-value"))
         return _count_up(self._counts[style], self._styles.get(style, {}), level, start)
 
     def label_of_heading(self, heading: _Element, level: int) -> str:
         """Return the number that is shown before a heading of this level; "" for none."""
         if not self._headings or _attribute(heading, "is-list-header") == "true":
             return ""
-        start = _integer(_attribute(heading, "start-value"))
+        start = integer_of(_attribute(heading, "start-value"))
         return _count_up(self._heading_counts, self._headings, level, start)
 
 
@@ -232,21 +232,21 @@ def _count_up(counts: dict[int, int], levels: dict[int, _OdfLevel], level: int, 
     counts[level] = start if start is not None else counts[level] + 1 if level in counts else first
     for deeper in [each for each in counts if each > level]:
         del counts[deeper]
-    if own is None or own.format not in _FORMATS:
+    if own is None or own.format not in LIST_FORMATS:
         return ""
     numbers = []
     for number in range(max(1, level - own.shown + 1), level + 1):
-        if (each := levels.get(number)) is not None and each.format in _FORMATS:
-            numbers.append(format_number(counts.get(number, each.start), _FORMATS[each.format]))
+        if (each := levels.get(number)) is not None and each.format in LIST_FORMATS:
+            numbers.append(format_number(counts.get(number, each.start), LIST_FORMATS[each.format]))
     return f"{own.prefix}{'.'.join(numbers)}{own.suffix}".strip()
 
 
 def _odf_levels(style: _Element) -> Iterator[tuple[int, _OdfLevel]]:
     for each in style.iterchildren("{*}list-level-style-number", "{*}outline-level-style"):
-        level, start = _integer(_attribute(each, "level")), _integer(_attribute(each, "start-value"))
+        level, start = integer_of(_attribute(each, "level")), integer_of(_attribute(each, "start-value"))
         if level is not None:
             prefix, suffix = (_attribute(each, name)[:_LABEL_CHARACTERS] for name in ("num-prefix", "num-suffix"))
-            shown = _integer(_attribute(each, "display-levels")) or 1
+            shown = integer_of(_attribute(each, "display-levels")) or 1
             format_ = _attribute(each, "num-format")
             yield level, _OdfLevel(1 if start is None else start, format_, prefix, suffix, shown)
 
@@ -270,7 +270,7 @@ class SlideParagraphs:
         if not any(each.text for each in paragraph.iter("{*}t")):  # shows no number
             return "", 0
         properties = _child(paragraph, "pPr")
-        level = _integer("" if properties is None else _attribute(properties, "lvl")) or 0
+        level = integer_of("" if properties is None else _attribute(properties, "lvl")) or 0
         for deeper in [each for each in self._counts if each > level]:
             del self._counts[deeper]
         style = None if shape is None else _child(_child(shape, "lstStyle"), f"lvl{level + 1}pPr")
@@ -279,7 +279,7 @@ class SlideParagraphs:
         if numbered is None:
             self._counts.pop(level, None)
             return "", 0
-        format_, start = _attribute(numbered, "type"), _integer(_attribute(numbered, "startAt"))
+        format_, start = _attribute(numbered, "type"), integer_of(_attribute(numbered, "startAt"))
         before, number = self._counts.get(level, ("", 0))
         number = number + 1 if before == f"{format_} {start}" else 1 if start is None else start
         self._counts[level] = f"{format_} {start}", number
@@ -303,91 +303,7 @@ def _slide_number(number: int, format_: str) -> str:
     ours."""
     digits = next((name for begin, name in _SLIDE_FORMATS.items() if format_.startswith(begin)), "1")
     shown = next((shown for end, shown in _SLIDE_ENDS.items() if format_.endswith(end)), "{}.")
-    return shown.format(format_number(number, _FORMATS[digits]))
-
-
-HTML_LISTS: Final = frozenset({"ol", "ul", "menu", "li"})
-"""Elements of lists in HTML."""
-
-_UNMARKED: Final = re.compile(r"list-style(?:-type)?\s*+:[^;]*?\bnone\b", re.IGNORECASE)
-_STYLE_CHARACTERS: Final = 1024
-
-
-class HtmlLists:
-    """Lists of a page.
-
-    Attributes:
-        label: numbers of items of which no text has come yet, with a blank behind each.
-    """
-
-    def __init__(self) -> None:
-        self.label = ""
-        self._open: list[_HtmlList] = []
-
-    def begin(self, name: str, element: _Element) -> None:
-        """Enter a list, or an item of the list entered last."""
-        if name != "li":
-            start, is_reversed = _signed(element.get("start")), element.get("reversed") is not None
-            if start is None:
-                start = sum(1 for _ in element.iterchildren("li")) if is_reversed else 1
-            format_ = element.get("type") or "1"
-            is_numbered = name == "ol" and not _UNMARKED.search((element.get("style") or "")[:_STYLE_CHARACTERS])
-            self._open.append(_HtmlList(format_ if is_numbered else "", start, -1 if is_reversed else 1))
-        elif self._open and (list_ := self._open[-1]).format:
-            number = _signed(element.get("value"))
-            number = list_.next if number is None else number
-            self._open[-1] = list_._replace(next=number + list_.step)
-            self.label += f"{_html_number(number, element.get('type') or list_.format)}. "
-
-    def end(self, name: str) -> str:
-        """Leave a list or an item; return the number of an item without text."""
-        label = ""
-        if name == "li":
-            label, self.label = self.label, ""
-        elif self._open:
-            self._open.pop()
-        return label
-
-    def with_label(self, text: str) -> str:
-        """Return text with the numbers that stand before it, if anything of it is seen."""
-        if not text.strip():
-            return text
-        label, self.label = self.label, ""
-        return label + text.lstrip(" ")
-
-
-class _HtmlList(NamedTuple):
-    """A list of a page.
-
-    Attributes:
-        format: "1", "a", "A", "i", "I"; "" shows no number.
-    """
-
-    format: str
-    next: int
-    step: int
-
-
-def _html_number(number: int, format_: str) -> str:
-    if format_ in ("a", "A") and number > 0:
-        return letters_of(number) if format_ == "A" else letters_of(number).lower()
-    return format_number(number, _FORMATS.get(format_, "decimal"))
-
-
-def _signed(text: str | None) -> int | None:
-    """Return an integer, that may be negative; None for anything else."""
-    text = (text or "").strip()
-    number = _integer(text.removeprefix("-"))
-    return number if number is None or not text.startswith("-") else -number
-
-
-def letters_of(number: int) -> str:
-    """Return a number above 0 as letters, as the columns of a sheet have: 1 is A, 26 Z, 27 AA."""
-    letters = ""
-    while number:
-        number, letter = divmod(number - 1, 26)
-        letters = chr(ord("A") + letter) + letters
-    return letters
+    return shown.format(format_number(number, LIST_FORMATS[digits]))
 
 
 def format_number(number: int, format_: str) -> str:
@@ -426,7 +342,7 @@ def _lists(root: _Element, styles: dict[str, _Style]) -> Iterator[tuple[str, _Li
             key = _value(_child(target, "abstractNumId"))
         levels, starts = dict(definitions.get(key, {})), dict[int, int]()
         for override in each.iterchildren("{*}lvlOverride"):
-            level = _integer(_attribute(override, "ilvl"))
+            level = integer_of(_attribute(override, "ilvl"))
             start = _number(_child(override, "startOverride"))
             if level is None or level >= _LEVELS:
                 continue
@@ -438,7 +354,7 @@ def _lists(root: _Element, styles: dict[str, _Style]) -> Iterator[tuple[str, _Li
 
 def _levels(elements: Iterable[_Element]) -> Iterator[tuple[int, _Level]]:
     for each in elements:
-        level, format_ = _integer(_attribute(each, "ilvl")), _value(_child(each, "numFmt")) or "decimal"
+        level, format_ = integer_of(_attribute(each, "ilvl")), _value(_child(each, "numFmt")) or "decimal"
         if level is None or level >= _LEVELS:
             continue
         start, restart = _number(_child(each, "start")), _number(_child(each, "lvlRestart"))
@@ -479,8 +395,8 @@ def _value(element: _Element | None) -> str:
 
 
 def _number(element: _Element | None) -> int | None:
-    return _integer(_value(element))
+    return integer_of(_value(element))
 
 
-def _integer(text: str) -> int | None:
+def integer_of(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_HIGHEST)) else None

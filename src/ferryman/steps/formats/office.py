@@ -30,7 +30,7 @@ from ferryman.steps.formats import (
     load_reader,
     one_line,
 )
-from ferryman.steps.formats.numbering import OdfLists, SlideParagraphs, WordParagraphs, letters_of
+from ferryman.steps.formats.numbering import OdfLists, SlideParagraphs, WordParagraphs
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -582,6 +582,15 @@ def _strip_fields(paragraph: _Element) -> None:
     etree.strip_elements(paragraph, *names, with_tail=False)
     if len(re.findall(r"\w+", "".join(map(str, paragraph.itertext())))) <= 1:
         paragraph.clear()
+
+
+def letters_of(number: int) -> str:
+    """Return a number above 0 as letters, as the columns of a sheet have: 1 is A, 26 Z, 27 AA."""
+    letters = ""
+    while number:
+        number, letter = divmod(number - 1, 26)
+        letters = chr(ord("A") + letter) + letters
+    return letters
 
 
 # Packages: formats that are zip archives inside, such as DOCX, ODT, EPUB.

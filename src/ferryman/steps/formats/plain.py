@@ -6,7 +6,6 @@ import re
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from ferryman.limits import KIB
 from ferryman.steps.formats import Content, one_line
 from ferryman.steps.formats.charsets import decode
 
@@ -18,7 +17,7 @@ _FRONT_KEY: Final = re.compile(r"[\w.\"'-]{1,100}[ \t]*+[:=]")
 _FRONT_TITLE: Final = re.compile(r"[\"']?title[\"']?[ \t]*+[:=][ \t]*+(.*)", re.IGNORECASE | re.DOTALL)
 
 _MAYBE_TITLE: Final = re.compile(r"^ {0,3}(?:#(?!#)|=++[ \t]*+$)[^\n]*+", re.MULTILINE)
-_TITLE_CHARACTERS: Final = 16 * KIB
+_TITLE_CHARACTERS: Final = 16_384
 """First characters among which the title is looked for: the parser takes seconds for a megabyte."""
 
 

@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple
 
 from ferryman import limits
 from ferryman.steps.formats import Content, Unread, Unreadable, format_time
-from ferryman.steps.formats.numbering import letters_of
 from ferryman.steps.formats.office import (
     EMBEDDED,
     OfficePart,
@@ -29,6 +28,7 @@ from ferryman.steps.formats.office import (
     core_fields,
     each_once,
     in_row,
+    letters_of,
     local_name,
     main_part,
     part_key,
@@ -187,7 +187,7 @@ def _record(number: int, content: bytes) -> bytes:
         head.append(size & 0x7F | 0x80)
         size >>= 7
     head.append(size)
-    return head + content
+    return bytes(head + content)
 
 
 def _shown_cell(number: int, cell: bytes, codes: Mapping[int, str]) -> tuple[int, bytes]:
@@ -263,7 +263,7 @@ _OLD_COLUMNS: Final = 256
 
 
 class _OldBook:
-    """What of an XLS calamine does not read, or not as it is shown.
+    """Texts of an XLS that calamine does not read, or not as they are shown.
 
     Attributes:
         texts: those that are not in cells: comments, text boxes, headers, footers.
