@@ -416,15 +416,15 @@ def _bucket(column: str) -> str:
 
 
 def _id_hash(column: str) -> str:
-    """Return SQL for the hash of an id. DuckDB's own has thousands of collisions among a million file names, which are
-    alike at their beginning."""
-    return f"hash({column}, reverse({column}))"
+    """Return SQL for the hash of an id. DuckDB's own has thousands of collisions among a million file names; the other
+    one sees their characters in other words of eight."""
+    return f"hash({column}, 'x' || {column})"
 
 
 def _sums(key: str, flag: str, which: str = "") -> str:
     """Return SQL for the sums of a bucket, over the key, the delivery's hash and a flag of each record; ``one`` and
     ``two``."""
-    return f"sum(hash({key}, hash, {flag})) {which} AS one, sum(hash({flag}, hash, reverse({key}))) {which} AS two"
+    return f"sum(hash({key}, hash, {flag})) {which} AS one, sum(hash({flag}, hash, 'x' || {key})) {which} AS two"
 
 
 def _batches(inventory: Iterable[Stored]) -> Iterator[pa.RecordBatch]:
