@@ -104,8 +104,6 @@ _MARKS_SETTINGS: Final = {
 class _Record(NamedTuple):
     """A delivery as a message."""
 
-    position: int
-    """Index in the chunk."""
     sequence: int
     key: bytes | None
     value: bytes | None
@@ -118,10 +116,8 @@ class _Record(NamedTuple):
 
     @property
     def size(self) -> int:
-        size = _RECORD_BYTES + len(self.key or b"") + len(self.value or b"") + _HEADER_BYTES * len(self.headers)
-        for name, value in self.headers:
-            size += len(name) + len(value or b"")
-        return size
+        headers = sum([_HEADER_BYTES + len(name) + len(value or b"") for name, value in self.headers])
+        return _RECORD_BYTES + len(self.key or b"") + len(self.value or b"") + headers
 
 
 class Kafka(Destination):
@@ -160,8 +156,7 @@ class Kafka(Destination):
     in_order = True
     holds_keys = True
     preferred_batch: ClassVar[int | None] = 20_000
-    """A transaction costs some ten milliseconds, however many messages it has: with short ones ``batch_bytes`` ends a
-    chunk."""
+    """A transaction costs some ten milliseconds, however many messages it has."""
 
     facts: ClassVar[Facts] = Facts(
         stored="a message a delivery, a tombstone a delete, with the hash in a header",
@@ -342,8 +337,11 @@ class Kafka(Destination):
                 outcomes[position] = Outcome.held()
                 continue
             try:
-                record = self._record(position, delivery)
-                self._check_size(record, self.sender.limit)
+                record = self._record(delivery)
+                if record.size > (limit := self.sender.limit):
+                    raise BadDocument(
+                        f"the message has {record.size} bytes, and topic {self.topic} takes {limit} (max.message.bytes)"
+                    )
             except (BadDocument, TypeError, ValueError) as e:
                 outcomes[position] = Outcome.permanent(f"{printable_id(delivery)}: {plain_text(e)}")
                 refused.add((delivery.source, delivery.key_hash))
@@ -406,7 +404,7 @@ class Kafka(Destination):
         with self.cluster.errors(f"the transactions of lane {lane} of {marks}"):
             self.cluster.producer({"transactional.id": _transactional_id(marks, lane)}).init_transactions(timeout_s)
 
-    def _record(self, position: int, delivery: Delivery) -> _Record:
+    def _record(self, delivery: Delivery) -> _Record:
         """Raises:
         BadDocument, TypeError, ValueError: it cannot be a message.
         """
@@ -418,25 +416,24 @@ class Kafka(Destination):
                     f"a delete has no fields, so its key, the field {self.key}, is not known: leave key= out, or give "
                     "the destination deletes='ignore'"
                 )
-            return _Record(position, delivery.sequence, id, None, headers)
+            return _Record(delivery.sequence, id, None, headers)
         key: bytes | None = id
         stored = delivery._fields_json
         members: dict[str, Any] | None = None
-        if self.key is not None or self.headers is not None:
+        if self.key is not None:
             members = _decode_members(stored)
-        if self.key is not None and members is not None:
             key = _bytes_of(_field(members, self.key), self.key)
             headers.append((ID, id))
-        if self.headers is not None and members is not None:
+        if self.headers is not None:
+            members = members or _decode_members(stored)
             headers += _headers_of(_field(members, self.headers), self.headers)
-        return _Record(position, delivery.sequence, key, self._value(delivery, stored, members), headers)
+        return _Record(delivery.sequence, key, self._value(delivery, stored, members), headers)
 
     def _value(self, delivery: Delivery, stored: bytes, members: dict[str, Any] | None) -> bytes:
         """Return the value of a message.
 
         Args:
-            stored: the delivery's fields as JSON.
-            members: their members, if they were decoded already; those that are left out are removed.
+            members: of the fields ``stored``, if they were decoded already; those that are left out are removed.
         """
         if self.value == "raw":
             return delivery.raw or b""
@@ -457,12 +454,6 @@ class Kafka(Destination):
         if has_text and self.text is not None:
             kept.setdefault(self.text, delivery.text())
         return _encode_members(kept)
-
-    def _check_size(self, record: _Record, limit: int) -> None:
-        if record.size > limit:
-            raise BadDocument(
-                f"the message has {record.size} bytes, and topic {self.topic} takes {limit} (max.message.bytes)"
-            )
 
 
 _decode_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -721,7 +712,7 @@ class _Sender:
         from confluent_kafka import KafkaException
 
         topic, produce, half = self._kafka.topic, producer.produce, len(records) // 2
-        for number, (_, _, key, value, headers) in enumerate(records):
+        for number, (_, key, value, headers) in enumerate(records):
             try:
                 produce(topic, value, key, headers=headers)
             except (BufferError, KafkaException):
@@ -860,8 +851,7 @@ class TransactionSender(_Sender):
         self._failed = []
         adopted = self._marks.adopted(records)
         producer.begin_transaction()
-        new = [record for record in records if record.hash not in adopted] if adopted else records
-        self.produce(producer, new)
+        self.produce(producer, [r for r in records if r.hash not in adopted] if adopted else records)
         for hash, number in adopted.items():
             self._produce_one(producer, self._marks.name, str(number), _ARRIVED + hash, self._lane)
         ranges = _ranges([record.sequence for record in records])
