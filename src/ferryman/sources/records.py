@@ -78,7 +78,7 @@ class Records(FileSource):
     """
 
     counts = "line"
-    """What a message counts to say where a row is."""
+    """Word before the number of a row in messages."""
 
     def __init__(
         self,
