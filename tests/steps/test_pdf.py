@@ -144,6 +144,24 @@ def test_pages_that_are_missing_are_unread(raw: bytes, text: str, pages: list[in
     assert (content.text, content.fields["unread"], content.fields["unread_pages"]) == (text, ["pages"], pages)
 
 
+@pytest.mark.parametrize("box", [b"2147483647 0 612 792", b"0 -2147483647 300 200", b"0 0 4e9 4e9", b"0 0 9e99 1"])
+def test_a_page_of_a_damaged_size_is_read(monkeypatch: pytest.MonkeyPatch, box: bytes) -> None:
+    """In little memory: PDFium has a mask of each side."""
+    import pypdfium2
+
+    sizes = []
+    load = pypdfium2.PdfPage.get_textpage
+
+    def load_text(page: Any) -> Any:
+        sizes.append(max(page.get_size()))
+        return load(page)
+
+    monkeypatch.setattr(pypdfium2.PdfPage, "get_textpage", load_text)
+    raw = paged(("Far away.", b"")).replace(b"[0 0 300 200]", b"[%s]" % box)
+    assert pdf(raw).text == "Far away."
+    assert sizes[0] <= 1_000_000
+
+
 def test_pages_that_are_pictures_are_unread() -> None:
     """A scan has no text; a page that is blank has none either, and nothing is lost."""
     content = pdf(paged(("One.", b""), ("", b""), ("", b"100 0 R"), more=(note(b"Text", b"/Contents (a remark)"),)))

@@ -34,6 +34,9 @@ _NOTES: Final = (
 _TEXT_BYTES: Final = limits.MIB
 """Longest text of a field or a note."""
 
+_PAGE_UNITS: Final = 1_000_000
+"""Longest side of a page, 350 m in print: PDFium takes a bit for each unit of both, 256 MB where a side is damaged."""
+
 _LISTED_PAGES: Final = 100
 """Pages that the field ``unread_pages`` lists, at most."""
 
@@ -108,6 +111,7 @@ class _Book:
             self._leave_out(number, "pages")
             return ""
         try:
+            _limit_size(page)
             letters = page.get_textpage()
             text = self._readable(letters, letters.get_text_range())
             letters.close()
@@ -228,6 +232,15 @@ class _Book:
         file = self._pdfium.FPDFAnnot_GetFileAttachment(annotation)
         if file:
             self._embed(partial(pypdfium2.PdfAttachment, file, self._book))
+
+
+def _limit_size(page: Any) -> None:
+    """Make a page that is too large smaller; its text stays where it is, and is read."""
+    width, height = page.get_size()
+    if max(width, height) > _PAGE_UNITS:
+        box = 0, 0, min(width, _PAGE_UNITS), min(height, _PAGE_UNITS)
+        page.set_mediabox(*box)
+        page.set_cropbox(*box)
 
 
 def _iso_date(text: str) -> str:
