@@ -174,8 +174,8 @@ class Comparison:
             self._expect_only(f"document IN (SELECT document FROM {self._arrived} WHERE wave >= {since})")
 
     def _expect_last_of_several(self) -> None:
-        """Expect the last delivery of ids with several, or of which something was asked. Where hashes of ids collide, all
-        of these are looked at."""
+        """Expect the last delivery of ids with several, or of which something was asked. Where hashes of ids collide,
+        all of these are looked at."""
         is_several = f"several_ids ON {_id_hash('document')} = several_ids.id"
         for name, query in {
             "several": f"SELECT arrived.* FROM {self._arrived} arrived SEMI JOIN {is_several}",
