@@ -188,7 +188,7 @@ KEPT = {
     "ferryman.storage.files._durable_folders": "folders whose names are durable",
     "ferryman.storage.objects._opened": "clients of object stores",
     "ferryman.storage.objects._prepared_folders": "folders of copies that were made",
-    "ferryman.storage.query._idle_databases": "connections of DuckDB without any content",
+    "ferryman.storage.query.idle_databases": "connections of DuckDB without any content",
 }
 """What modules collect while the process lives. None of it says of a server or a file what may have changed."""
 

@@ -3,43 +3,93 @@
 from __future__ import annotations
 
 import os
+import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from urllib.parse import quote, urlencode
+from typing import Final, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
-
-import urllib3
 
 from ferryman.errors import EngineError
 from ferryman.storage.objects import StoredObject
 
-_NONCE = "x-amz-meta-ferryman-nonce"
-_TRIES = 60
+_NONCE: Final = "x-amz-meta-ferryman-nonce"
+_TRIES: Final = 60
+_TIMEOUT_S: Final = 30
+
+
+class Answer(NamedTuple):
+    """An answer of the server; names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+
+class Connection:
+    """A connection to a server of HTTP, for one request at a time. Libraries take ten times as long for one."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.partition(":")
+        self._host = address
+        self._socket = socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._answers = self._socket.makefile("rb")
+        self.ended = False
+
+    def ask(self, method: str, target: str, data: bytes, headers: Mapping[str, str]) -> Answer:
+        """Send a request and read its answer.
+
+        Raises:
+            OSError: the connection ended before.
+        """
+        sent = {"Host": self._host, "Content-Length": str(len(data)), **headers}
+        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items()), "", ""]
+        self._socket.sendall("\r\n".join(lines).encode() + data)
+        status = self._line().split(maxsplit=2)[1]
+        found = {}
+        while line := self._line():
+            name, _, value = line.partition(":")
+            found[name.lower()] = value.strip()
+        self.ended = found.get("connection", "").lower() == "close"
+        length = 0 if method == "HEAD" else int(found.get("content-length", 0))
+        read = self._answers.read(length)
+        if len(read) < length:
+            raise ConnectionResetError(f"{len(read)} of {length} bytes")
+        return Answer(int(status), found, read)
+
+    def _line(self) -> str:
+        line = self._answers.readline()
+        if not line.endswith(b"\n"):
+            raise ConnectionResetError("the answer was lost")
+        return line.decode("latin-1").rstrip("\r\n")
 
 
 class HttpStore:
     """See ``ferryman.storage.objects.ObjectStore``. For servers that take requests without a signature."""
 
     def __init__(self, bucket: str) -> None:
-        self._base = f"{os.environ['AWS_ENDPOINT_URL']}/{bucket.partition('://')[2]}"
-        self._pool, self._pid = urllib3.PoolManager(maxsize=16, retries=False, timeout=30), os.getpid()
+        self._address = urlsplit(os.environ["AWS_ENDPOINT_URL"]).netloc
+        self._bucket = bucket.partition("://")[2]
+        self._idle: list[Connection] = []
+        self._pid = os.getpid()
 
     def create(self, key: str, data: bytes) -> str | None:
         nonce = uuid.uuid4().hex
         answer = self.ask("PUT", key, data, {"If-None-Match": "*", _NONCE: nonce})
         if answer.status == 200:
-            return answer.headers["ETag"]
+            return answer.headers["etag"]
         found = self.ask("HEAD", key)
-        return found.headers["ETag"] if found.headers.get(_NONCE) == nonce else None
+        return found.headers["etag"] if found.headers.get(_NONCE) == nonce else None
 
     def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
         body = data.read_bytes() if isinstance(data, Path) else data
         answer = self.ask("PUT", key, body, {} if if_match is None else {"If-Match": if_match})
         if answer.status == 200:
-            return answer.headers["ETag"]
+            return answer.headers["etag"]
         found = self.get_tagged(key)
         return found[1] if found and found[0] == body else None
 
@@ -49,14 +99,14 @@ class HttpStore:
 
     def get_tagged(self, key: str) -> tuple[bytes, str] | None:
         answer = self.ask("GET", key)
-        return None if answer.status == 404 else (answer.data, answer.headers["ETag"])
+        return None if answer.status == 404 else (answer.data, answer.headers["etag"])
 
     def head(self, key: str) -> StoredObject | None:
         answer = self.ask("HEAD", key)
         if answer.status == 404:
             return None
-        changed = parsedate_to_datetime(answer.headers["Last-Modified"]).timestamp()
-        return StoredObject(key, int(answer.headers["Content-Length"]), changed, answer.headers["ETag"])
+        changed = parsedate_to_datetime(answer.headers["last-modified"]).timestamp()
+        return StoredObject(key, int(answer.headers["content-length"]), changed, answer.headers["etag"])
 
     def list_objects(self, prefix: str) -> list[StoredObject]:
         return self._listed(prefix, "")[1]
@@ -65,8 +115,7 @@ class HttpStore:
         return self._listed(f"{folder}/" if folder else "", "/")
 
     def copy(self, key: str, to: str) -> None:
-        bucket = self._base.rpartition("/")[2]
-        if self.ask("PUT", to, headers={"x-amz-copy-source": quote(f"/{bucket}/{key}")}).status == 404:
+        if self.ask("PUT", to, headers={"x-amz-copy-source": quote(f"/{self._bucket}/{key}")}).status == 404:
             raise FileNotFoundError(key)
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -83,19 +132,28 @@ class HttpStore:
 
     def ask(
         self, method: str, key: str, data: bytes = b"", headers: dict[str, str] | None = None, query: str = ""
-    ) -> urllib3.BaseHTTPResponse:
+    ) -> Answer:
         """Again after a lost answer and after 503, as obstore does."""
         if self._pid != os.getpid():  # a connection has one user
-            self._pool, self._pid = urllib3.PoolManager(maxsize=16, retries=False, timeout=30), os.getpid()
-        url = f"{self._base}/{quote(key)}" + (f"?{query}" if query else "")
+            self._idle, self._pid = [], os.getpid()
+        target = f"/{self._bucket}/{quote(key)}" + (f"?{query}" if query else "")
         for _ in range(_TRIES):
             try:
-                answer = self._pool.request(method, url, body=data, headers=headers)
-            except urllib3.exceptions.HTTPError:
+                connection = self._connection()
+                answer = connection.ask(method, target, data, headers or {})
+            except OSError:
                 continue
+            if not connection.ended:
+                self._idle.append(connection)
             if answer.status != 503:
                 return answer
-        raise EngineError(f"{url}: the object store does not answer")
+        raise EngineError(f"{self._address}{target}: the object store does not answer")
+
+    def _connection(self) -> Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return Connection(self._address)
 
 
 def _found(each: ElementTree.Element) -> StoredObject:

@@ -6,6 +6,7 @@ the fork: delta-rs and Arrow start theirs in the children.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -16,12 +17,17 @@ import traceback
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn, Self
 
+import duckdb
 import msgspec
 
+from ferryman.storage import query
 from tests.support import forked_servers
 
 _WAKE: Final = b"wake"
 _KILL: Final = b"kill"
+
+databases: Final[list[duckdb.DuckDBPyConnection]] = []
+"""A database without threads, for each child."""
 
 
 class Zygote:
@@ -74,6 +80,8 @@ def serve(name: str, output: str, jobs: IO[bytes]) -> None:
     child = importlib.import_module(name)
     forked_servers.install()
     importlib.import_module("pyarrow.dataset")  # else each child that reads a table loads it, and pandas with it
+    with contextlib.suppress(duckdb.Error):  # an older one, in which a database has threads from its beginning
+        databases.append(duckdb.connect(":memory:", config={"threads": 1, "async_threads": 0}))
     gc.freeze()  # else each child copies what it looks for garbage in
     stopped: list[int] = []
     try:
@@ -112,6 +120,7 @@ def _work(child: Any, line: bytes, output: str) -> NoReturn:
     os.dup2(out, 1)
     os.dup2(out, 2)
     code = 0
+    query.idle_databases.extend(databases)  # opening one takes longer than all queries of most jobs
     gc.disable()  # it does one job, and is gone
     try:
         child.work(msgspec.json.decode(line, type=child.Job))

@@ -219,9 +219,9 @@ def all_errors_queued(root: StatePath, plan: Plan) -> bool:
     """Return whether the plan has an error queue that has taken all its messages."""
     if (node := errors_node(plan.nodes)) is None:
         return False
-    return not any(
-        count_deliveries(root, plan=plan, destination=node.name, status=status) for status in ("failed", "rejected")
-    )
+    wanted = Filter(frozenset((Status.DEAD, Status.ERROR_DOC)), destination=node.name)
+    selection = partial(wanted.selection, COUNTING_COLUMNS)
+    return not query_view(root, plan, lambda view: view.count_deliveries(wanted), selection)
 
 
 def unread(root: StatePath, plan: Plan) -> dict[str, tuple[int, str]]:

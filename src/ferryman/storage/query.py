@@ -30,7 +30,7 @@ _BATCH: Final = 65_536
 def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an in-memory database that spills into ``folder`` beyond ``limits.QUERY_MEMORY``."""
     try:
-        database = _idle_databases.pop()  # not checked before: another thread may be faster
+        database = idle_databases.pop()  # not checked before: another thread may be faster
     except IndexError:
         database = duckdb.connect(":memory:")
     spill = folder / "spill"
@@ -49,23 +49,23 @@ def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         database.close()
         raise
     else:
-        if _idle_databases or spill.exists():  # it cannot spill into another folder any more
+        if idle_databases or spill.exists():  # it cannot spill into another folder any more
             database.close()
         else:
-            _idle_databases.append(database)
+            idle_databases.append(database)
     finally:
         pa.default_memory_pool().release_unused()  # whatever Arrow datasets are reading for it
 
 
-_idle_databases: Final[list[duckdb.DuckDBPyConnection]] = []
+idle_databases: Final[list[duckdb.DuckDBPyConnection]] = []
 """Database kept for the next query, since opening one takes 30 ms, longer than most queries. It has no tables:
 everything that a query creates belongs to its own cursor."""
 
 
 def _close_idle_databases() -> None:
     """Close idle databases before a fork: a child would inherit them without their threads, and hang when it ends."""
-    while _idle_databases:
-        _idle_databases.pop().close()
+    while idle_databases:
+        idle_databases.pop().close()
 
 
 os.register_at_fork(before=_close_idle_databases)

@@ -259,6 +259,7 @@ def test_an_update_that_is_broken_keeps_its_documents(place: Path, error: type[E
         ((1, "text"), "returned a str to export"),
         ((1, [3]), "returned a int among its exports"),
         ((1, Document("")), "an id is text that is not empty"),
+        ((1, Document("a\ud800")), "half a character"),
     ],
 )
 def test_what_an_update_may_not_return_is_refused(place: Path, given: Any, why: str) -> None:
