@@ -120,11 +120,15 @@ class AnswerTable:
         """Bytes of the data files."""
         return sum(file.size for file in self.files)
 
-    def refresh(self) -> None:
-        """Read the newest version; do nothing if there is no table yet."""
+    def refresh(self, *, durable: bool = True) -> None:
+        """Read the newest version; do nothing if there is no table yet.
+
+        Args:
+            durable: make it durable, as something will rely on it.
+        """
         if self.log.version < 0 and not self.log.exists:
             return
-        if self.log.refresh() or not self._by_range:
+        if self.log.refresh(durable=durable) or not self._by_range:
             self._sort()
 
     def _sort(self) -> None:

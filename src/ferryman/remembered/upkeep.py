@@ -371,14 +371,14 @@ class StoreKeeper:
                 logs.read(self._log_folder / name, name)
         return logs
 
-    def _read(self) -> tuple[AnswerTable, _Folded, list[str]]:
+    def _read(self, *, durable: bool = True) -> tuple[AnswerTable, _Folded, list[str]]:
         """Read the logs that are not in the table, *then* the table. If some have gone into it meanwhile, again."""
         table = AnswerTable(self.folder)
-        table.refresh()
+        table.refresh(durable=durable)
         while True:
             names = [name for name in log.log_names(self._log_folder) if name not in table.folded()]
             logs = self._read_logs(names)
-            table.refresh()
+            table.refresh(durable=durable)
             if not table.folded() & {*names}:
                 return table, logs, names
 
@@ -411,7 +411,7 @@ class StoreKeeper:
 
     def totals(self) -> StoreTotals:
         """Return what the store has, and what became of all inputs so far."""
-        table, logs, names = self._read()
+        table, logs, names = self._read(durable=False)
         counts = Counter({name: self._total(table, name) for name in _COUNTS}) + logs.counts
         return StoreTotals(
             self.folder.name,
