@@ -167,7 +167,7 @@ def test_a_child_that_cannot_be_started_is_no_fault_of_the_page(monkeypatch: pyt
             child.ask(request, 60)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")
-        with pytest.raises(Unavailable, match=r"steps.main_text \d+ ended at its start \(exit code 1\)"):
+        with pytest.raises(Unavailable, match=r"steps.page_text \d+ ended at its start \(exit code 1\)"):
             child.ask(request, 60)
     assert "first paragraph" in child.ask(request, 60).text
     child.end()
