@@ -142,6 +142,15 @@ def test_a_renamed_column_is_not_read_as_nulls(part: Path) -> None:
         parquet.scan([part], SCHEMA)
 
 
+@pytest.mark.parametrize("without", [1, 4])
+def test_rows_without_a_status_are_kept(place: Path, monkeypatch: pytest.MonkeyPatch, without: int) -> None:
+    """Beside statuses that have row groups of their own, few or many."""
+    monkeypatch.setattr(limits, "APART_EVENTS", 3)
+    statuses = ["INDEXED", None, "INDEXED", "DEAD", "INDEXED", *[None] * (without - 1)]
+    path = place / parquet.write_part(place, pa.table({"status": statuses}), epoch=1).path
+    assert Counter(pq.read_table(path)["status"].to_pylist()) == Counter(statuses)
+
+
 def test_rows_are_counted_by_their_values(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those with nothing in a column, too. Row groups of one value are not read: no flipped byte there is noticed."""
     monkeypatch.setattr(limits, "APART_EVENTS", 4)

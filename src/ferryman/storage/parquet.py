@@ -123,10 +123,11 @@ def _row_groups(table: pa.Table) -> Iterator[pa.Table]:
     others: list[pa.Table] = []
     for group in _split_by_size(table):
         statuses, counts = pc.value_counts(group[_STATUS.name]).flatten()
-        for status, number in zip(statuses, counts.to_pylist(), strict=True):
+        for status, number in zip(statuses.to_pylist(), counts.to_pylist(), strict=True):
             if number >= limits.APART_EVENTS and len(statuses) > 1:
-                yield group.filter(pc.equal(group[_STATUS.name], status))
-                group = group.filter(pc.not_equal(group[_STATUS.name], status))
+                is_apart = pc.is_in(group[_STATUS.name], value_set=pa.array([status], _STATUS.type))
+                yield group.filter(is_apart)
+                group = group.filter(pc.invert(is_apart))
         if len(statuses) == 1:
             yield group
         elif group.num_rows:
