@@ -8,6 +8,7 @@ run again until all is right. After each stage the index is compared with the tr
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ COMMON: Final = 40
 """Paragraphs of which each page has one, as real pages have licences, warnings and forewords."""
 SHARE: Final = 100
 TARGET: Final = 0.5
+_WRITTEN: Final = 1_700_000_000
+"""Time of the pages, in seconds since 1970: a file of the last two seconds is read again in the next scan."""
 PEERS: Final = ROOT / "bench" / "peers"
 
 PLAN: Final = """
@@ -67,7 +70,9 @@ class Pages:
             texts.insert(number % PARAGRAPHS, common[number % COMMON])
             folder = self.folder / "pages" / f"{number // 100:03d}"
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{number:05d}.txt").write_text("\n\n".join(texts))
+            path = folder / f"{number:05d}.txt"
+            path.write_text("\n\n".join(texts))
+            os.utime(path, (_WRITTEN, _WRITTEN))
 
     def edit(self) -> None:
         """Give one page in a hundred a new paragraph in place of another, and a new one before all."""

@@ -100,12 +100,17 @@ LONG = (
         "notify",
         "destinations",
     ),
-    *("docs/test_how_to.py", "docs/test_connectors.py", "docs/test_site.py", "docs/test_guarantees.py", "packaging"),
-    *("docs/test_blocks.py", "storage/test_object_stores.py", "test_refusing_disks.py"),
-    "test_expressions.py",
-    *("intake/test_sessions.py", "intake/test_one_list.py", "intake/test_races.py"),
-    *("remembered", "retrieval", "monitoring", "proof", "dashboard", "test_adoption.py", "test_verification.py"),
-    *("sources/test_changes_log.py", "sources/test_dlt.py", "sources/test_dlt_reports.py"),
+    *("remembered", "retrieval", "monitoring", "proof", "dashboard", "packaging", "kafka"),
+    *("docs/test_how_to.py", "docs/test_connectors.py", "docs/test_site.py", "docs/test_guarantees.py"),
+    *("docs/test_blocks.py", "docs/test_sites_and_repositories.py", "docs/test_databases.py", "docs/test_state.py"),
+    *("docs/test_plans.py", "docs/test_examples.py", "docs/test_bad_input.py"),
+    *("plan/test_pictures.py", "plan/test_reach.py", "plan/test_check_by_chance.py", "plan/test_check_warnings.py"),
+    *("intake/test_sessions.py", "intake/test_one_list.py", "intake/test_races.py", "intake/test_owners"),
+    *("sources/test_changes_log.py", "sources/test_dlt.py", "sources/test_dlt_reports.py", "sources/test_git.py"),
+    *("sources/test_table_changes.py", "sources/test_source_packed.py", "sources/test_mailbox.py"),
+    *("sources/test_inotify.py", "steps/test_mail.py", "steps/test_main_text.py", "testing/test_proxy.py"),
+    *("storage/test_object_stores.py", "storage/test_lock.py", "test_refusing_disks.py", "test_expressions.py"),
+    *("test_adoption.py", "test_verification.py", "test_verify_seeded.py", "test_public_reports.py", "test_bench.py"),
 )
 """Tests of whole runs, and others that take long, by folder or file; so do those that need Spark or a server."""
 

@@ -98,7 +98,7 @@ class KnownFacts(NamedTuple):
 _NO_PACE: Final = (0, 0.0)
 _COUNTING: Final = "is being counted"
 """State of a plan in the list that was not counted yet."""
-_LINES_S: Final = 1.0
+_LINES_S: Final = 1.4
 """Seconds that the list of plans has for itself, of those that a page waits for the first answer."""
 _ORDER: Final = ("bad", "waits", "busy", "good", "none")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ferryman import limits
@@ -95,7 +97,7 @@ def register(db: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path], sc
 def select_rows(
     paths: Sequence[Path], schema: pa.Schema, columns: Collection[str], condition: pc.Expression, keys: Collection[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of the rows of data files that pass a condition, of one row group in memory at a time; page
+    """Yield these columns of the rows of data files that pass a condition, of two row groups in memory at a time; page
     checksums are verified.
 
     Row groups that cannot have such rows by their statistics are not read. Of the others the condition's columns are
@@ -111,14 +113,35 @@ def select_rows(
         return
     is_narrow = set(columns) <= set(keys)
     wanted = pa.schema([schema.field(name) for name in columns])
-    for fragment in parquet.scan(paths, schema).get_fragments():
+
+    def select(group: ds.ParquetFileFragment) -> list[pa.RecordBatch]:
         try:
-            for group in fragment.split_by_row_group(condition, schema):
-                if is_narrow or group.count_rows(filter=condition):
-                    rows = group.to_table(schema=schema, columns=list(columns), filter=condition)
-                    yield from rows.cast(wanted).to_batches()
+            if not is_narrow and not group.count_rows(filter=condition):
+                return []
+            rows = group.to_table(schema=schema, columns=list(columns), filter=condition)
+            return rows.cast(wanted).to_batches()
         except (OSError, pa.ArrowException) as e:
-            raise parquet.damage_error(Path(fragment.path), e) from e
+            raise parquet.damage_error(Path(group.path), e) from e
+
+    def groups() -> Iterator[ds.ParquetFileFragment]:
+        for fragment in parquet.scan(paths, schema).get_fragments():
+            try:
+                yield from fragment.split_by_row_group(condition, schema)
+            except (OSError, pa.ArrowException) as e:
+                raise parquet.damage_error(Path(fragment.path), e) from e
+
+    with ThreadPoolExecutor(_SELECTED_AT_ONCE, thread_name_prefix="ferryman-query") as pool:
+        waiting: deque[Future[list[pa.RecordBatch]]] = deque()
+        for group in groups():
+            waiting.append(pool.submit(select, group))
+            if len(waiting) == _SELECTED_AT_ONCE:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+
+
+_SELECTED_AT_ONCE: Final = 2
+"""Row groups that a selection reads at once: decoding one keeps a single core busy."""
 
 
 def gather(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
