@@ -392,7 +392,7 @@ def test_a_server_whose_commits_do_not_wait_for_the_disk(
 def test_errors_say_what_to_do(number: int) -> None:
     """Where, what, and what happens next; picklable."""
     kind, remedy = faults.MYSQL[number]
-    said = mysql.explain(pymysql.err.OperationalError(number, "it\nfailed"), "here")
+    said = mysql.MySQL().explain(pymysql.err.OperationalError(number, "it\nfailed"), "here")
     assert isinstance(said, kind)
     assert str(said) == f"here: it failed: {remedy}."
     assert str(pickle.loads(pickle.dumps(said))) == str(said)
@@ -455,7 +455,7 @@ def test_the_two_schemes_are_one_target() -> None:
 
 def test_a_password_without_the_package_that_encrypts_it() -> None:
     """PyMySQL says it with a plain RuntimeError."""
-    said = mysql.explain(RuntimeError("'cryptography' package is required for sha256_password"), "here")
+    said = mysql.MySQL().explain(RuntimeError("'cryptography' package is required for sha256_password"), "here")
     assert isinstance(said, Misconfigured)
-    assert mysql.explain(RuntimeError("another"), "here") is None
-    assert isinstance(mysql.explain(UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), "here"), PermanentError)
+    assert mysql.MySQL().explain(RuntimeError("another"), "here") is None
+    assert isinstance(mysql.MySQL().explain(UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), "here"), PermanentError)

@@ -37,14 +37,14 @@ def test_errors_say_what_to_do(database: Database, state: str) -> None:
     kind, remedy = faults.POSTGRESQL[state]
     with psycopg.connect(database.url) as connection, pytest.raises(psycopg.Error) as caught:
         connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'it failed' USING ERRCODE = '{state:0<5}'; END $$")
-    said = postgresql.explain(caught.value, "here")
+    said = postgresql.PostgreSQL().explain(caught.value, "here")
     assert type(said) is kind
     assert str(said) == f"here: it failed: {remedy}."
 
 
 def test_other_errors_are_left_alone() -> None:
     """What is not the database's is not explained away."""
-    assert postgresql.explain(KeyError("x"), "here") is None
+    assert postgresql.PostgreSQL().explain(KeyError("x"), "here") is None
 
 
 def test_a_server_that_is_down_and_one_that_refuses(database: Database) -> None:
