@@ -726,6 +726,7 @@ class Acquirer:
             awaiting = self._awaiting_operator[purpose]
             for removed in set(awaiting).difference(names):
                 awaiting.pop(removed, None)
+            self._finished[purpose].intersection_update(names)
         names = [name for name in names if name not in self._finished[purpose]]
         self._batch_names[purpose] = counts, names
         return names
