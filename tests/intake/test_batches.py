@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from ferryman.intake import BatchExists, JobQueue, StateError
-from ferryman.intake.store import Set
+from ferryman.intake.store.base import Set
 from tests.intake.conftest import NOW, Opening, brought, layout, started
 
 

@@ -19,8 +19,7 @@ import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue, QueueLost, QueueRefused
-from ferryman.intake.store import Commit, Conflict, ConflictReason, Create, Delete, Op
-from ferryman.intake.store.base import parse_address
+from ferryman.intake.store.base import Commit, Conflict, ConflictReason, Create, Delete, Op, parse_address
 from ferryman.intake.store.zookeeper import ZooKeeperStore
 from tests.intake.conftest import layout, started, zookeeper_url
 from tests.servers.zookeeper import Quorum, ZooKeeperServer

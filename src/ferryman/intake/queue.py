@@ -41,18 +41,8 @@ from ferryman.intake.nodes import (
     without_date,
 )
 from ferryman.intake.states import AccessState, BatchState, JobList, JobState
-from ferryman.intake.store import (
-    COMMITS_AT_ONCE,
-    SESSION_TIMEOUT_S,
-    Check,
-    Conflict,
-    Create,
-    Op,
-    Store,
-    StoredNode,
-    Watch,
-    open_store,
-)
+from ferryman.intake.store import SESSION_TIMEOUT_S, open_store
+from ferryman.intake.store.base import COMMITS_AT_ONCE, Check, Conflict, Create, Op, Store, StoredNode, Watch
 from ferryman.intake.tree import KINDS, Locks, NodeTree
 
 log = logging.getLogger("ferryman.intake")

@@ -23,7 +23,7 @@ from ferryman.intake.nodes import (
     name_of,
     node_name,
 )
-from ferryman.intake.store import (
+from ferryman.intake.store.base import (
     Check,
     Commit,
     Conflict,
