@@ -443,7 +443,6 @@ class IndexedFolder:
         self.changed: set[str] = set()
 
     def known(self, ids: Iterable[str]) -> dict[str, LastDelivery]:
-        """Return the last delivery of each id."""
         d = DOCUMENTS.c
         rows = self._rows(ids, d.id, d.sequence, d.delivery_hash, d.operation)
         return {row.id: LastDelivery(row.sequence, row.delivery_hash) for row in rows if row.operation != "new"}

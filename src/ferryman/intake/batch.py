@@ -46,7 +46,6 @@ class Batch(Item):
 
     @property
     def submission(self) -> dict[str, Any]:
-        """Return the submission."""
         return self._tree.json(f"{self.path}/submission")
 
     @property

@@ -303,7 +303,6 @@ class Item:
         self._held_lock, self._known_status, self._ever_held = None, None, True
 
     def _move_ops(self, now: StatusNode, after: Any, message: str) -> list[Op]:
-        """Return the operations that make a move."""
         return [self._set_status(now, self._next_status(now, after, message))]
 
     def _next_status(self, now: StatusNode, after: Any, message: str) -> dict[str, Any]:

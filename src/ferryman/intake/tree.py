@@ -246,8 +246,6 @@ _NUMBERED_SUFFIX = re.compile(r"~[0-9]+")
 
 
 class LockKind(NamedTuple):
-    """A kind of lock."""
-
     folder: str
     node: str
     """Name of the lock's node; "" if the lock has a name of its own."""

@@ -240,7 +240,6 @@ class TableChanges(Source):
             yield from self._documents(_plain_batches(query), Document.of)
 
     def _rows_of(self, found: DeltaTable, ids: Collection[str]) -> Iterator[Document]:
-        """Yield the rows of these ids."""
         from deltalake import QueryBuilder
 
         wanted = set(ids)

@@ -280,7 +280,6 @@ class MySqlStatements:
         self._record = f"INSERT INTO {writers} (name, writer, sequence) VALUES "
 
     def record_sequence(self, table: str, writer: str, sequence: int) -> str:
-        """Return the statement that records the highest sequence of a writer."""
         return f"{self._record} ({_key(table)},{_key(writer)},{sequence}) ON DUPLICATE KEY UPDATE {newer(['sequence'])}"
 
 

@@ -422,7 +422,6 @@ class Notify(JobStage):
 
 
 def _is_local(entry: ManifestEntry) -> bool:
-    """Return whether the entry is a local file."""
     return entry.url.startswith("file:")
 
 
@@ -534,7 +533,6 @@ class Serving:
         return Callback(stop, reach=self.reach, secret=self.report_secret, slow=slow)
 
     def reports(self, stop: threading.Event) -> BatchReports:
-        """Return the sender of batch reports."""
         return BatchReports(self.callback(stop), Mail(self.smtp, stop) if self.smtp else None)
 
     def stages(
