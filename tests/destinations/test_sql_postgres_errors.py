@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from unittest import mock
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from ferryman.destinations import Outcome, Sql
 from ferryman.destinations.sql import postgresql
@@ -119,3 +121,13 @@ def test_a_lost_connection_is_made_anew(database: Database) -> None:
     assert sql.write([delivery("a", 1)]) == [OK]
     sql.close()
     sql.close()
+
+
+def test_a_session_that_cannot_be_set_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pooler that refuses a setting is asked again and again, and each session takes one of its places."""
+    session = mock.Mock()
+    session.execute.side_effect = psycopg.errors.FeatureNotSupported("unsupported startup parameter")
+    monkeypatch.setattr(psycopg, "connect", lambda **_: session)
+    with pytest.raises(psycopg.errors.FeatureNotSupported):
+        postgresql.connect(sa.make_url("postgresql+psycopg://me@127.0.0.1:1/db"))
+    session.close.assert_called_once_with()

@@ -624,8 +624,12 @@ def connect(url: sa.URL) -> psycopg.Connection[Any]:
     """
     _, options = url.get_dialect()().create_connect_args(url)
     connection = psycopg.connect(**_with_defaults(dict(options)), autocommit=True, prepare_threshold=None)
-    for statement in _SETTINGS:
-        connection.execute(statement)
+    try:
+        for statement in _SETTINGS:
+            connection.execute(statement)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
