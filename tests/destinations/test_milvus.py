@@ -114,7 +114,7 @@ def test_a_token_from_the_environment_is_in_no_message(monkeypatch: pytest.Monke
         raise pymilvus.MilvusException(1100, "auth check failure: root:hunter2 (password hunter2)")
 
     monkeypatch.setenv("MILVUS_TOKEN", "root:hunter2")
-    monkeypatch.setattr(pymilvus, "MilvusClient", refuse)
+    monkeypatch.setattr("pymilvus.MilvusClient", refuse)
     with pytest.raises(Misconfigured, match="auth check failure") as raised:
         Milvus("http://127.0.0.1:1", "pages", {"vector": 4}, token="${MILVUS_TOKEN}").check()
     assert "hunter2" not in str(raised.value)

@@ -595,7 +595,7 @@ def test_a_connection_that_is_not_logged_in_is_closed(step: str, monkeypatch: py
         def shutdown(self) -> None:
             closed.append(True)
 
-    monkeypatch.setattr(imapclient, "IMAPClient", Refusing)
+    monkeypatch.setattr("imapclient.IMAPClient", Refusing)
     monkeypatch.setenv("IMAP_PASSWORD", "secret")
     address = module.ServerAddress(HERE, 1, "starttls", "ann", "${IMAP_PASSWORD}", "", None, 1.0)
     with pytest.raises((Misconfigured, Unavailable)):

@@ -510,7 +510,7 @@ def get(
 ) -> None:
     """Print the state of a key as JSON. Ends with 1 if it has none."""
     loaded, root = load_with_state(plan, state)
-    entry = loaded.state(name, root.parent).entry(key)
+    entry = loaded.state(name, str(root.parent)).entry(key)
     if json:
         print_json(None if entry is None else entry._asdict())
     elif entry is None:

@@ -92,9 +92,9 @@ class BulkWriter:
         return self._text_key in fields and self._text in delivery.fields
 
 
-def split_requests(rows: Iterator[BulkRow], limit_bytes: int = REQUEST_BYTES) -> Iterator[list[BulkRow]]:
-    """Split rows into requests of at most this size."""
-    return split_by_size(rows, lambda row: len(row.lines), limit_bytes)
+def split_requests(rows: Iterator[BulkRow]) -> Iterator[list[BulkRow]]:
+    """Split rows into requests."""
+    return split_by_size(rows, lambda row: len(row.lines), REQUEST_BYTES)
 
 
 def _id_problem(id: str) -> str:

@@ -224,11 +224,10 @@ class Downloading(JobStage):
         work: Workspace,
         fetcher: Fetcher,
         stop: threading.Event,
-        fetches: int = PARALLEL_FETCHES,
         time_s: float = 0.0,
         full: float = FULL_SHARE,
     ) -> None:
-        self._work, self._fetcher, self._stop, self._fetches = work, fetcher, stop, fetches
+        self._work, self._fetcher, self._stop = work, fetcher, stop
         self._time_s, self._full = time_s, full
 
     def is_quick(self, job: Job) -> bool:
@@ -302,7 +301,7 @@ class Downloading(JobStage):
                 raise TryLater("its lock is lost")
             return fetcher.fetch_unsynced(entry.url, folder / entry.path, entry.digest, entry.size)
 
-        return fetch_in_parallel(fetch, entries, self._fetches)
+        return fetch_in_parallel(fetch, entries, PARALLEL_FETCHES)
 
     def _fetch_and_unpack(
         self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher, budget: SpaceBudget
