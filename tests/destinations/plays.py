@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ferryman.destinations import Delivery, Sql
+from ferryman.destinations.base import Hit
 from ferryman.destinations.sql.search import search
 from ferryman.testing.destinations import delivery
 from tests.destinations.sql_table import opened
@@ -76,3 +78,22 @@ def check_a_hit(index: str) -> None:
     assert sorted(hit.id for hit in hits) == ["errors", "lear"]
     assert hits[0].rank <= hits[1].rank
     assert search(index, "bronte")[0].title is None
+
+
+def check_an_engine(search: Callable[..., list[Hit]], url: str) -> None:
+    """What is found of two documents, ``henry`` and ``berlin``, in a search engine."""
+    found = {
+        "muse": ["henry"],
+        '"muse of fire"': ["henry"],
+        '"fire of muse"': [],
+        "fir*": ["henry"],
+        "king henry": ["henry"],
+        "strasse": ["berlin"],
+        "straße OR muse": ["berlin", "henry"],
+        'c++ ( "': [],
+        "name:x AND NOT": [],
+    }
+    for text, expected in found.items():
+        assert sorted(hit.id for hit in search(url, text)) == expected, text
+    [hit] = search(url, "muse", mark=("[", "]"))
+    assert (hit.title, hit.snippet) == ("King Henry V", "O for a [Muse] of fire")

@@ -96,8 +96,7 @@ def write_versions(start: Any, own: int, url: str, options: dict[str, Any], trie
 
 
 def check_many_writers(database: Any, *, tries_again: bool = False, **options: Any) -> None:
-    """Three processes write versions of the same ids at once: of each id the newest is in force, deletes included, and
-    no id is both there and deleted.
+    """Have three processes write versions of the same ids at once, and compare what is there.
 
     Args:
         tries_again: a writer may be asked to, as the engine does.

@@ -223,6 +223,8 @@ def test_the_sequence_is_assigned_last(mysql_database: MySqlDatabase) -> None:
 
 @pytest.mark.rule("destination.stale", "mysql.newest")
 def test_of_many_writers_the_newest_sequence_wins(mysql_database: MySqlDatabase) -> None:
+    """Three processes write versions of the same ids at once: of each id the newest is in force, deletes included, and
+    no id is both there and deleted."""
     check_many_writers(mysql_database, tries_again=True)
 
 

@@ -24,6 +24,8 @@ OK, STALE = Outcome.ok(), Outcome.stale()
 
 @pytest.mark.rule("destination.stale")
 def test_of_many_writers_the_newest_sequence_wins(database: Database) -> None:
+    """Three processes write versions of the same ids at once: of each id the newest is in force, deletes included, and
+    no id is both there and deleted."""
     check_many_writers(database, full_text=["text"])
 
 
