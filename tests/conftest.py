@@ -183,9 +183,8 @@ def pytest_collection_finish() -> None:
 WATCHED = ("AWS_", "FERRYMAN_", "JAVA_", "OPENLINEAGE_", "OTEL_")
 """Beginnings of variables that tests set. Libraries set others when they are loaded, until the process ends."""
 
-ENVIRONMENT = {forked_servers.FOLDER, "FERRYMAN_REACH", "PYTEST_CURRENT_TEST", "PYTHONPATH"}
-"""Variables that stay when they were set, for all tests of this process. Of two services in one process, which only
-tests have, the one that ends last sets ``FERRYMAN_REACH`` to what it found."""
+ENVIRONMENT = {forked_servers.FOLDER, "PYTEST_CURRENT_TEST", "PYTHONPATH"}
+"""Variables that stay when they were set, for all tests of this process."""
 
 _environments: dict[Path, dict[str, str]] = {}
 """The environment as a file of tests found it."""

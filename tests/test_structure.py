@@ -181,6 +181,7 @@ KEPT = {
     "ferryman.engine.runner.sessions._before_spark": "a handler of signals, put back at the end",
     "ferryman.engine.runner.sessions._own_sessions": "sessions that are ours, with their users",
     "ferryman.engine.transform.event_loop._loops": "by process; a lost one is replaced",
+    "ferryman.intake.service.serve._reaches": "limits of the services that run in this process",
     "ferryman.intake.store.memory._SHARED": "queues in memory, which the process shares by name",
     "ferryman.net.drive_clients._made": "classes",
     "ferryman.proof.faults._clocks": "clocks that a proof has put forward, by process",

@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import pytest
 
-from ferryman.destinations import Delivery, Destination, Sql
+from ferryman.destinations import Delivery
 from ferryman.testing.destinations import delivery
-from ferryman.testing.servers import ServerSuite
 from tests.destinations.postgres import Database, database, postgres
+from tests.destinations.sql_table import SqlServerSuite
 from tests.servers.postgres import PASSWORD
 
 __all__ = ["database", "postgres"]
 
 
-class OnPostgres(ServerSuite):
+class OnPostgres(SqlServerSuite):
     secret = PASSWORD
-    trigger = b"COMMIT"
-    table = "documents"
 
     @pytest.fixture(autouse=True)
     def _database(self, database: Database) -> None:
         self.database = database
-
-    def sql(self, url: str) -> Sql:
-        raise NotImplementedError
-
-    def server(self) -> tuple[str, int]:
-        return "127.0.0.1", self.database.server.port
-
-    def destination_at(self, folder: Path, host: str, port: int) -> Destination:
-        return self.sql(self.database.url_at(port))
-
-    def stop(self) -> None:
-        self.database.server.stop()
-
-    def start(self) -> None:
-        self.database.server.start()
-
-    def wrong_credentials(self, folder: Path) -> Destination:
-        return self.sql(self.database.url.replace(PASSWORD, f"{PASSWORD}-and-wrong"))
 
     def unfit(self, id: str, sequence: int) -> Delivery:
         """One that a constraint of the table refuses."""
@@ -50,33 +31,23 @@ class OnPostgres(ServerSuite):
         )
         return delivery(id, sequence, fields={"title": "unfit"})
 
-    def hashes(self, folder: Path) -> list[str]:
-        return self.database.hashes(self.table)
-
 
 class TestUpsert(OnPostgres):
     keyed = True
-
-    def sql(self, url: str) -> Sql:
-        return Sql(url, columns={"title": "title"})
 
 
 class TestUpsertFullText(OnPostgres):
     keyed = True
     table = 'od"d tab%le: 1'
-
-    def sql(self, url: str) -> Sql:
-        return Sql(url, table=self.table, columns={"title": "title"}, full_text=["title", "text"])
+    options: ClassVar[Mapping[str, Any]] = {"full_text": ["title", "text"]}
 
 
 class TestAppend(OnPostgres):
-    def sql(self, url: str) -> Sql:
-        return Sql(url, mode="append", columns={"title": "title"})
+    options: ClassVar[Mapping[str, Any]] = {"mode": "append"}
 
 
 @pytest.mark.slow
 class TestAppendFullText(OnPostgres):
     """Each of its two options is tried each time, by itself."""
 
-    def sql(self, url: str) -> Sql:
-        return Sql(url, mode="append", columns={"title": "title"}, full_text=["text"])
+    options: ClassVar[Mapping[str, Any]] = {"mode": "append", "full_text": ["text"]}

@@ -17,8 +17,7 @@ import pytest
 
 from ferryman.destinations import Destination, DestinationContext, Guarantee, LanceDB, Outcome
 from ferryman.destinations.lancedb import COMPACT_FRAGMENTS
-from ferryman.destinations.vector_rows import TOMBSTONE_S
-from ferryman.destinations.vectors import Declaration, VectorDestination, VectorField
+from ferryman.destinations.vectors import TOMBSTONE_S, Declaration, VectorDestination, VectorField
 from ferryman.errors import Misconfigured, PlanError, Unavailable
 from ferryman.testing.destinations import DestinationSuite, delete
 from ferryman.testing.vectors import VectorSuite, vector_delivery

@@ -105,3 +105,16 @@ def test_a_server_that_keeps_no_missing_values_is_refused(
     monkeypatch.setattr(pymilvus.MilvusClient, "describe_collection", describe_as_2_3_does)
     with pytest.raises(Misconfigured, match=r"2\.5"):
         destination.check()
+
+
+def test_a_token_from_the_environment_is_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the server repeats it, or the password in it."""
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise pymilvus.MilvusException(1100, "auth check failure: root:hunter2 (password hunter2)")
+
+    monkeypatch.setenv("MILVUS_TOKEN", "root:hunter2")
+    monkeypatch.setattr("pymilvus.MilvusClient", refuse)
+    with pytest.raises(Misconfigured, match="auth check failure") as raised:
+        Milvus("http://127.0.0.1:1", "pages", {"vector": 4}, token="${MILVUS_TOKEN}").check()
+    assert "hunter2" not in str(raised.value)

@@ -13,7 +13,7 @@ import pytest
 from ferryman.destinations import Guarantee, OpenSearch
 from ferryman.destinations.opensearch import destination
 from ferryman.destinations.opensearch import destination as body
-from ferryman.errors import PermanentError
+from ferryman.errors import Misconfigured, PermanentError
 from ferryman.testing.destinations import delivery
 from ferryman.testing.proxy import Proxy, ProxyFault
 from tests.destinations.search_index import SearchIndex, index, kinds, opened, opensearch
@@ -73,6 +73,8 @@ def test_what_answers_there_is_something_else(tmp_path: Path, server: Callable[[
         (small.folder / "index").write_text("<html>")
         with pytest.raises(PermanentError, match="neither OpenSearch nor Elasticsearch") as caught:
             OpenSearch(small.url, "index").check()
+        with pytest.raises(Misconfigured, match="neither OpenSearch nor Elasticsearch"):
+            OpenSearch(small.url, "index").lookup("a")
     assert caught.value.universal
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Outcome, Qdrant
 from ferryman.destinations.qdrant import OBJECT, point_id
-from ferryman.destinations.vector_rows import TOMBSTONE_S
-from ferryman.destinations.vectors import Declaration, VectorDestination, VectorField
+from ferryman.destinations.vectors import TOMBSTONE_S, Declaration, VectorDestination, VectorField
 from ferryman.errors import Misconfigured, PlanError, Unavailable
 from ferryman.testing.destinations import delete, delivery
 from ferryman.testing.servers import ServerSuite

@@ -146,7 +146,7 @@ def test_errors_say_what_to_do(code: int) -> None:
     error = sqlite3.OperationalError("it failed")
     for variant in (code, code | 3 << 8):
         error.sqlite_errorcode = variant
-        explained = sqlite.explain(error, "here")
+        explained = SQLite().explain(error, "here")
         assert isinstance(explained, TransientError | PermanentError)
         assert str(explained).startswith("here: it failed: ")
         assert str(explained).endswith(".")
@@ -157,13 +157,13 @@ def test_too_little_memory_is_about_the_document(code: int) -> None:
     """One that is too large must not keep all others from the database."""
     error = sqlite3.OperationalError("out of memory")
     error.sqlite_errorcode = code
-    explained = sqlite.explain(error, "here")
+    explained = SQLite().explain(error, "here")
     assert isinstance(explained, TransientError)
     assert not explained.universal
 
 
 def test_other_errors_are_left_alone() -> None:
     """What is not the database's is not explained away."""
-    assert sqlite.explain(KeyError("x"), "here") is None
+    assert SQLite().explain(KeyError("x"), "here") is None
     with pytest.raises(KeyError), SQLite().translated_errors("here"):
         raise KeyError("x")

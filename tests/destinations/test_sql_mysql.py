@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import pickle
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,12 +20,11 @@ from ferryman.errors import DeliveryError, Misconfigured, PermanentError, PlanEr
 from ferryman.net import databases, faults
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.mysql import MySqlDatabase, mysql_database
-from tests.destinations.sql_table import CONTEXT, opened
+from tests.destinations.sql_table import CONTEXT, at_once, check_many_writers, check_table, opened
 
 __all__ = ["mysql_database"]
 
 OK, STALE = Outcome.ok(), Outcome.stale()
-SPAWN = multiprocessing.get_context("spawn")
 
 
 def kinds(outcomes: list[Outcome]) -> list[str]:
@@ -223,50 +221,11 @@ def test_the_sequence_is_assigned_last(mysql_database: MySqlDatabase) -> None:
     assert mysql.newer(["sequence", "title"]).endswith(",sequence=GREATEST(sequence,VALUES(sequence))")
 
 
-def write_versions(url: str, start: Any, own: int, step: int) -> None:
-    """Every id in many versions, in an order of ids of its own; of ``step`` writers each has its own sequences."""
-    sql = Sql(url)
-    sql.open(CONTEXT)
-    start.wait(300)
-    for version in range(own, 60, step):
-        ids = range(20) if version % 2 else reversed(range(20))
-        chunk = [
-            delete(f"doc-{i}", 100 * version + i) if (version + i) % 7 == 0 else delivery(f"doc-{i}", 100 * version + i)
-            for i in ids
-        ]
-        if version % 3 == 0:
-            chunk = [d for d in chunk if d.operation == "upsert"]
-        while True:
-            try:
-                assert {o.kind for o in sql.write(chunk)} <= {"ok", "stale"}
-                break
-            except Unavailable:  # as the engine does
-                continue
-    sql.close()
-
-
 @pytest.mark.rule("destination.stale", "mysql.newest")
 def test_of_many_writers_the_newest_sequence_wins(mysql_database: MySqlDatabase) -> None:
     """Three processes write versions of the same ids at once: of each id the newest is in force, deletes included, and
     no id is both there and deleted."""
-    Sql(mysql_database.url).check()
-    start = SPAWN.Barrier(3)
-    writers = [
-        SPAWN.Process(target=write_versions, args=(mysql_database.url, start, own, 3), daemon=True) for own in range(3)
-    ]
-    for one in writers:
-        one.start()
-    for one in writers:
-        one.join(300)
-    assert [one.exitcode for one in writers] == [0] * 3
-    last = {
-        f"doc-{i}": max((100 * v + i, (v + i) % 7 == 0) for v in range(60) if (v + i) % 7 != 0 or v % 3 != 0)
-        for i in range(20)
-    }
-    alive = {id: sequence for id, (sequence, deleted) in last.items() if not deleted}
-    assert dict(mysql_database.query("SELECT id, sequence FROM documents")) == alive
-    dead = {id: sequence for id, (sequence, deleted) in last.items() if deleted}
-    assert dict(mysql_database.query("SELECT id, sequence FROM documents_tombstones")) == dead
+    check_many_writers(mysql_database, tries_again=True)
 
 
 def test_who_is_overtaken_begins_again(mysql_database: MySqlDatabase) -> None:
@@ -340,21 +299,9 @@ def test_a_unique_column_of_somebody_elses(mysql_database: MySqlDatabase) -> Non
     assert mysql_database.query("SELECT id, isbn FROM documents ORDER BY id") == [("a", "1"), ("b", "2")]
 
 
-def check_together(url: str, start: Any) -> None:
-    sql = Sql(url, columns={"title": "title"})
-    start.wait(300)
-    sql.check()
-
-
 def test_several_drivers_may_make_the_tables_at_once(mysql_database: MySqlDatabase) -> None:
     """``check`` of three processes at the same moment makes one table with one identity."""
-    start = SPAWN.Barrier(3)
-    drivers = [SPAWN.Process(target=check_together, args=(mysql_database.url, start), daemon=True) for _ in range(3)]
-    for driver in drivers:
-        driver.start()
-    for driver in drivers:
-        driver.join(300)
-    assert [driver.exitcode for driver in drivers] == [0] * 3
+    at_once(3, check_table, mysql_database.url, {"columns": {"title": "title"}})
     assert len(mysql_database.query("SELECT id FROM ferryman_tables")) == 1
 
 
@@ -392,7 +339,7 @@ def test_a_server_whose_commits_do_not_wait_for_the_disk(
 def test_errors_say_what_to_do(number: int) -> None:
     """Where, what, and what happens next; picklable."""
     kind, remedy = faults.MYSQL[number]
-    said = mysql.explain(pymysql.err.OperationalError(number, "it\nfailed"), "here")
+    said = mysql.MySQL().explain(pymysql.err.OperationalError(number, "it\nfailed"), "here")
     assert isinstance(said, kind)
     assert str(said) == f"here: it failed: {remedy}."
     assert str(pickle.loads(pickle.dumps(said))) == str(said)
@@ -455,7 +402,7 @@ def test_the_two_schemes_are_one_target() -> None:
 
 def test_a_password_without_the_package_that_encrypts_it() -> None:
     """PyMySQL says it with a plain RuntimeError."""
-    said = mysql.explain(RuntimeError("'cryptography' package is required for sha256_password"), "here")
+    said = mysql.MySQL().explain(RuntimeError("'cryptography' package is required for sha256_password"), "here")
     assert isinstance(said, Misconfigured)
-    assert mysql.explain(RuntimeError("another"), "here") is None
-    assert isinstance(mysql.explain(UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), "here"), PermanentError)
+    assert mysql.MySQL().explain(RuntimeError("another"), "here") is None
+    assert isinstance(mysql.MySQL().explain(UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), "here"), PermanentError)

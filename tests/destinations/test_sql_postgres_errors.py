@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from unittest import mock
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from ferryman.destinations import Outcome, Sql
 from ferryman.destinations.sql import postgresql
@@ -37,14 +39,14 @@ def test_errors_say_what_to_do(database: Database, state: str) -> None:
     kind, remedy = faults.POSTGRESQL[state]
     with psycopg.connect(database.url) as connection, pytest.raises(psycopg.Error) as caught:
         connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'it failed' USING ERRCODE = '{state:0<5}'; END $$")
-    said = postgresql.explain(caught.value, "here")
+    said = postgresql.PostgreSQL().explain(caught.value, "here")
     assert type(said) is kind
     assert str(said) == f"here: it failed: {remedy}."
 
 
 def test_other_errors_are_left_alone() -> None:
     """What is not the database's is not explained away."""
-    assert postgresql.explain(KeyError("x"), "here") is None
+    assert postgresql.PostgreSQL().explain(KeyError("x"), "here") is None
 
 
 def test_a_server_that_is_down_and_one_that_refuses(database: Database) -> None:
@@ -119,3 +121,13 @@ def test_a_lost_connection_is_made_anew(database: Database) -> None:
     assert sql.write([delivery("a", 1)]) == [OK]
     sql.close()
     sql.close()
+
+
+def test_a_session_that_cannot_be_set_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pooler that refuses a setting is asked again and again, and each session takes one of its places."""
+    session = mock.Mock()
+    session.execute.side_effect = psycopg.errors.FeatureNotSupported("unsupported startup parameter")
+    monkeypatch.setattr(psycopg, "connect", lambda **_: session)
+    with pytest.raises(psycopg.errors.FeatureNotSupported):
+        postgresql.connect(sa.make_url("postgresql+psycopg://me@127.0.0.1:1/db"))
+    session.close.assert_called_once_with()

@@ -11,6 +11,7 @@ from ferryman.destinations import Sql
 from ferryman.destinations.sql.search import search
 from ferryman.errors import PermanentError, UsageError
 from ferryman.testing.destinations import delivery
+from tests.destinations.plays import FOUND, ODD, check_a_hit, ids, write_plays
 from tests.destinations.postgres import Database, database, postgres
 from tests.destinations.sql_table import opened
 from tests.servers.postgres import PASSWORD
@@ -20,95 +21,20 @@ __all__ = ["database", "postgres"]
 
 @pytest.fixture
 def index(database: Database) -> str:
-    sql = opened(Sql(database.url, columns={"title": "title"}, full_text=["title", "text"]))
-    sql.write(
-        [
-            delivery("hamlet", 1, "To be, or not to be: that is the question", {"title": "Hamlet, Prince of Denmark"}),
-            delivery("lear", 2, "Blow, winds, and crack your cheeks! rage! blow!", {"title": "King Lear"}),
-            delivery(
-                "errors", 3, 'The King, the king\'s to blame. C++ and C# and a "quoted" word', {"title": "Errors"}
-            ),
-            delivery("jane", 4, "by Charlotte Brontë, see /books/jane_eyre.txt or http://example.org/jane?page=2"),
-            delivery("много", 5, "ПРИВЕТ Straße Tiếng Việt"),
-        ]
-    )
-    sql.close()
+    write_plays(database.url)
     return database.url
 
 
-def ids(index: str, text: str) -> list[str]:
-    return sorted(hit.id for hit in search(index, text))
-
-
 def test_a_hit_has_id_title_snippet_and_rank(index: str) -> None:
-    """The snippet shows where the word stands; ranks rise from the best hit on."""
-    hit = search(index, "question", mark=("[", "]"))[0]
-    assert (hit.id, hit.title) == ("hamlet", "Hamlet, Prince of Denmark")
-    assert "that is the [question]" in hit.snippet
-    hits = search(index, "king")
-    assert sorted(hit.id for hit in hits) == ["errors", "lear"]
-    assert hits[0].rank <= hits[1].rank
-    assert search(index, "bronte")[0].title is None
+    check_a_hit(index)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("LEAR rage", ["lear"]),
-        ("lear question", []),
-        ("bronte", ["jane"]),
-        ("Brontë", ["jane"]),
-        ('"not to be"', ["hamlet"]),
-        ('"be not"', []),
-        ("quest*", ["hamlet"]),
-        ('"that is the ques"*', ["hamlet"]),
-        ('"that is', ["hamlet"]),
-        ("king OR question", ["errors", "hamlet", "lear"]),
-        ("c++", ["errors"]),
-        ("eyre", ["jane"]),
-        ("jane_eyre.txt", ["jane"]),
-        ("example page", ["jane"]),
-        ("привет", ["много"]),
-        ("tieng viet", ["много"]),
-        ("bront*", ["jane"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "found"), FOUND)
 def test_words_are_found(index: str, text: str, found: list[str]) -> None:
-    """All words, in any column and order, without case and accents; quotes and stars as on SQLite."""
     assert ids(index, text) == found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " ",
-        '"',
-        '""',
-        "*",
-        "***",
-        "c++ (",
-        "a:b",
-        "NEAR(",
-        "AND",
-        "title:",
-        "-x",
-        "^",
-        "'",
-        "\0",
-        "it's",
-        ")(",
-        "%s",
-        "\\",
-        "a\\*",
-        "'a'*",
-        "a & b | !c",
-        ":*",
-        "folded_0",
-        "a\0b",
-        "''*",
-    ],
-)
+@pytest.mark.parametrize("text", ODD)
 def test_no_text_is_an_error(index: str, text: str) -> None:
     """Whatever is typed is words to look for, never a syntax error."""
     search(index, text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 from unittest import mock
 
@@ -15,53 +14,19 @@ from ferryman.destinations.sql import postgresql
 from ferryman.errors import TransientError
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.postgres import Database, database, postgres
-from tests.destinations.sql_table import CONTEXT, opened
+from tests.destinations.sql_table import at_once, check_many_writers, check_table, opened
 
 __all__ = ["database", "postgres"]
 
 
 OK, STALE = Outcome.ok(), Outcome.stale()
-SPAWN = multiprocessing.get_context("spawn")
-
-
-def write_versions(url: str, start: Any, own: int, step: int) -> None:
-    """Every id in many versions, in an order of ids of its own; of ``step`` writers each has its own sequences."""
-    sql = Sql(url, full_text=["text"])
-    sql.open(CONTEXT)
-    start.wait(300)
-    for version in range(own, 60, step):
-        ids = range(20) if version % 2 else reversed(range(20))
-        chunk = [
-            delete(f"doc-{i}", 100 * version + i) if (version + i) % 7 == 0 else delivery(f"doc-{i}", 100 * version + i)
-            for i in ids
-        ]
-        if version % 3 == 0:
-            chunk = [d for d in chunk if d.operation == "upsert"]
-        assert {o.kind for o in sql.write(chunk)} <= {"ok", "stale"}
-    sql.close()
 
 
 @pytest.mark.rule("destination.stale")
 def test_of_many_writers_the_newest_sequence_wins(database: Database) -> None:
     """Three processes write versions of the same ids at once: of each id the newest is in force, deletes included, and
     no id is both there and deleted."""
-    Sql(database.url, full_text=["text"]).check()
-    start = SPAWN.Barrier(3)
-    arguments = [(database.url, start, own, 3) for own in range(3)]
-    writers = [SPAWN.Process(target=write_versions, args=args, daemon=True) for args in arguments]
-    for one in writers:
-        one.start()
-    for one in writers:
-        one.join(300)
-    assert [one.exitcode for one in writers] == [0] * 3
-    last = {
-        f"doc-{i}": max((100 * v + i, (v + i) % 7 == 0) for v in range(60) if (v + i) % 7 != 0 or v % 3 != 0)
-        for i in range(20)
-    }
-    alive = {id: sequence for id, (sequence, deleted) in last.items() if not deleted}
-    assert dict(database.query("SELECT id, sequence FROM documents")) == alive
-    dead = {id: sequence for id, (sequence, deleted) in last.items() if deleted}
-    assert dict(database.query("SELECT id, sequence FROM documents_tombstones")) == dead
+    check_many_writers(database, full_text=["text"])
 
 
 def test_who_is_overtaken_begins_again(database: Database) -> None:
@@ -131,21 +96,9 @@ def test_deadlocks_are_begun_again(database: Database) -> None:
     sql.close()
 
 
-def check_together(url: str, start: Any) -> None:
-    sql = Sql(url, columns={"title": "title"}, full_text=["text", "title"])
-    start.wait(300)
-    sql.check()
-
-
 def test_several_drivers_may_make_the_tables_at_once(database: Database) -> None:
     """``check`` of four processes at the same moment makes one table with one index."""
-    start = SPAWN.Barrier(4)
-    drivers = [SPAWN.Process(target=check_together, args=(database.url, start), daemon=True) for _ in range(4)]
-    for driver in drivers:
-        driver.start()
-    for driver in drivers:
-        driver.join(300)
-    assert [driver.exitcode for driver in drivers] == [0] * 4
+    at_once(4, check_table, database.url, {"columns": {"title": "title"}, "full_text": ["text", "title"]})
 
 
 def test_a_commit_waits_for_the_disk(database: Database) -> None:

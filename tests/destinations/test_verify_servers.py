@@ -53,66 +53,56 @@ class Store(Protocol):
     # ``add`` writes copies of documents under other ids, ``ADDED`` before each; not where another list has the ids.
 
 
-class InPostgres:
-    def __init__(self, database: Database) -> None:
+class InTable:
+    """A table of ``Sql``; a subclass has the words of its database."""
+
+    changes: Sequence[str]
+    """What is set in a row: of each, a share of the ids."""
+    among: str
+    """The condition that an id is one of several."""
+    renamed: str
+
+    def __init__(self, database: Database | MySqlDatabase) -> None:
         self._database = database
 
     def save(self) -> None:
         self._database.query("CREATE TABLE saved AS SELECT * FROM documents")
 
     def change(self, ids: Sequence[str]) -> None:
-        for share, statement in enumerate(
-            (
-                "SET title = 'other'",
-                "SET fields = jsonb_set(fields, '{price}', '1.26')",
-                "SET text = text || '.'",
-                "SET rank = rank + 1",
-            )
-        ):
-            self._database.query(f"UPDATE documents {statement} WHERE id = ANY(%s)", list(ids[share::4]))
+        for share, change in enumerate(self.changes):
+            self._database.query(f"UPDATE documents SET {change} WHERE {self.among}", list(ids[share::4]))
 
     def lose(self, ids: Sequence[str]) -> None:
-        self._database.query("DELETE FROM documents WHERE id = ANY(%s)", list(ids))
+        self._database.query(f"DELETE FROM documents WHERE {self.among}", list(ids))
 
     def put_back(self, ids: Sequence[str]) -> None:
         self.lose(ids)
-        self._database.query("INSERT INTO documents SELECT * FROM saved WHERE id = ANY(%s)", list(ids))
+        self._database.query(f"INSERT INTO documents SELECT * FROM saved WHERE {self.among}", list(ids))
 
     def add(self, ids: Sequence[str]) -> None:
-        self._database.query("CREATE TABLE added AS SELECT * FROM documents WHERE id = ANY(%s)", list(ids))
-        self._database.query("UPDATE added SET id = %s || id", ADDED)
+        self._database.query(f"CREATE TABLE added AS SELECT * FROM documents WHERE {self.among}", list(ids))
+        self._database.query(f"UPDATE added SET id = {self.renamed}", ADDED)
         self._database.query("INSERT INTO documents SELECT * FROM added")
 
 
-class InMySql:
-    def __init__(self, database: MySqlDatabase) -> None:
-        self._database = database
+class InPostgres(InTable):
+    changes = (
+        "title = 'other'",
+        "fields = jsonb_set(fields, '{price}', '1.26')",
+        "text = text || '.'",
+        "rank = rank + 1",
+    )
+    among, renamed = "id = ANY(%s)", "%s || id"
 
-    def save(self) -> None:
-        self._database.query("CREATE TABLE saved AS SELECT * FROM documents")
 
-    def change(self, ids: Sequence[str]) -> None:
-        for share, statement in enumerate(
-            (
-                "SET title = 'other'",
-                "SET fields = JSON_SET(fields, '$.price', 1.26)",
-                "SET text = CONCAT(text, '.')",
-                "SET `rank` = `rank` + 1",
-            )
-        ):
-            self._database.query(f"UPDATE documents {statement} WHERE id IN %s", list(ids[share::4]))
-
-    def lose(self, ids: Sequence[str]) -> None:
-        self._database.query("DELETE FROM documents WHERE id IN %s", list(ids))
-
-    def put_back(self, ids: Sequence[str]) -> None:
-        self.lose(ids)
-        self._database.query("INSERT INTO documents SELECT * FROM saved WHERE id IN %s", list(ids))
-
-    def add(self, ids: Sequence[str]) -> None:
-        self._database.query("CREATE TABLE added AS SELECT * FROM documents WHERE id IN %s", list(ids))
-        self._database.query("UPDATE added SET id = CONCAT(%s, id)", ADDED)
-        self._database.query("INSERT INTO documents SELECT * FROM added")
+class InMySql(InTable):
+    changes = (
+        "title = 'other'",
+        "fields = JSON_SET(fields, '$.price', 1.26)",
+        "text = CONCAT(text, '.')",
+        "`rank` = `rank` + 1",
+    )
+    among, renamed = "id IN %s", "CONCAT(%s, id)"
 
 
 class InRedis:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferryman.intake import JobQueue
-from ferryman.intake.store import Create, Delete, Op, Set
+from ferryman.intake.store.base import Create, Delete, Op, Set
 from tests.intake.conftest import brought, layout, started
 from tests.support.tiers import sampled
 

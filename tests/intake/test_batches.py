@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from ferryman.intake import BatchExists, JobQueue, StateError
-from ferryman.intake.store import Set
+from ferryman.intake.store.base import Set
 from tests.intake.conftest import NOW, Opening, brought, layout, started
 
 
@@ -228,3 +231,30 @@ def test_whether_all_jobs_are_made_does_not_hang_on_words(queue: JobQueue, openi
     batch.set_status("Processing", "an operator has looked at it")
     batch.set_status("Reporting")
     assert opening().load_batch(batch.id).jobs_made == 2
+
+
+def test_what_was_removed_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that serves a queue for years needs no memory for each batch that there ever was."""
+
+    class Name(str):
+        """An id of which it can be seen whether somebody has it."""
+
+    seen: list[weakref.ref[Name]] = []
+    with JobQueue.open("memory:") as queue:
+        children = queue.tree.store.children
+
+        def noted(path: str, prefix: str = "") -> list[str]:
+            names = [Name(name) for name in children(path, prefix)]
+            seen.extend(map(weakref.ref, names))
+            return list(names)
+
+        for _ in range(3):
+            batch = queue.create_batch({}, held="for a test")
+            batch.set_status("Deleted")
+        monkeypatch.setattr(queue.tree.store, "children", noted)
+        assert queue.acquire_pending_batch() is None
+        assert len(queue.cleanup().removed) == 3
+        assert queue.acquire_pending_batch() is None
+        gc.collect()
+        assert seen
+        assert [each() for each in seen if each() is not None] == []

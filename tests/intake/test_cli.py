@@ -11,7 +11,7 @@ import pytest
 
 from ferryman.intake import JobQueue
 from ferryman.intake.nodes import format_time
-from ferryman.intake.store import Create, Delete
+from ferryman.intake.store.base import Create, Delete
 from tests.intake.command import Run, queue, rows, run
 from tests.intake.conftest import brought, started
 

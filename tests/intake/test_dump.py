@@ -9,7 +9,7 @@ import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue
-from ferryman.intake.store import Set
+from ferryman.intake.store.base import Set
 from tests.intake.conftest import brought, layout, started
 
 

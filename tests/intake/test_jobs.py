@@ -7,7 +7,7 @@ import pytest
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue, NodeInvalid, StateError
 from ferryman.intake.states import JOB, JobState
-from ferryman.intake.store import Set
+from ferryman.intake.store.base import Set
 from tests.intake.conftest import Opening, brought, layout, started
 
 

@@ -291,7 +291,7 @@ def test_records_of_a_folder(tmp_path: Path) -> None:
 
 def test_records_of_a_live_server(server: object) -> None:
     """Beside nodes of other things, which are left alone."""
-    from ferryman.intake.store import Create
+    from ferryman.intake.store.base import Create
     from ferryman.intake.store.zookeeper import ZooKeeperStore
 
     assert callable(server)

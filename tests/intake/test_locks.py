@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.intake.store import Create
+from ferryman.intake.store.base import Create
 from ferryman.intake.tree import KINDS
 from tests.intake.conftest import Opening, layout
 

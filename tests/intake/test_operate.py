@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ferryman.intake import JobQueue, LockLost
-from ferryman.intake.store import Delete, Set
+from ferryman.intake.store.base import Delete, Set
 from tests.intake.command import Run, queue, rows, run
 from tests.intake.conftest import brought, started
 

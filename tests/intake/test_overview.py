@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ferryman.intake import JobQueue, overview
-from ferryman.intake.store import Set, StoredNode
+from ferryman.intake.store.base import Set, StoredNode
 from tests.intake.conftest import brought, started
 
 

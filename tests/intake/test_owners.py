@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ferryman.intake import Batch, ItemLocked, Job, JobQueue, LockLost, StateError
-from ferryman.intake.store import Check, Conflict, Create, Delete, Set
+from ferryman.intake.store.base import Check, Conflict, Create, Delete, Set
 from tests.intake.conftest import Opening, brought, layout, started
 
 CHANGES: dict[str, Callable[[Job], object]] = {

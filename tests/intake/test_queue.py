@@ -6,7 +6,7 @@ import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue, NodeInvalid, StateError
-from ferryman.intake.store import Create, Delete, Set
+from ferryman.intake.store.base import Create, Delete, Set
 from tests.intake.conftest import Opening, layout, started
 
 # --- what stops it ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.intake import JobQueue, QueueRefused
+from ferryman.intake import JobQueue, QueueLost, QueueRefused
+from ferryman.intake.store.sqlite import SqliteStore
 from tests.intake.conftest import started
 
 
@@ -95,3 +96,15 @@ def test_two_handles_of_one_process(place: Path) -> None:
     with JobQueue.open(url) as found:
         assert len(found.list_batches()) == 4
         assert found.audit() == []
+
+
+def test_a_session_of_a_queue_that_others_change(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is lost, in the queue's words, if they hold it for too long; later there is a session."""
+    monkeypatch.setattr("ferryman.intake.store.sqlite.RENEWAL_BUSY_S", 0.01)
+    path = place / "queue.db"
+    with contextlib.closing(SqliteStore(path)) as store:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(QueueLost, match="other processes have been changing this queue"):
+                store.session()
+        assert store.is_alive(store.session())

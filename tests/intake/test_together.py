@@ -7,7 +7,7 @@ import pytest
 from ferryman.errors import UsageError
 from ferryman.intake import Job, JobQueue, LockLost
 from ferryman.intake.job import Advance, advance_all, load_all
-from ferryman.intake.store import (
+from ferryman.intake.store.base import (
     COMMITS_AT_ONCE,
     Check,
     Commit,

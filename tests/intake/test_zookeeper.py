@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+import kazoo.exceptions
 import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import JobQueue, QueueLost, QueueRefused
-from ferryman.intake.store import Commit, Create
-from ferryman.intake.store.base import parse_address
+from ferryman.intake.store.base import Commit, Conflict, ConflictReason, Create, Delete, Op, parse_address
 from ferryman.intake.store.zookeeper import ZooKeeperStore
 from tests.intake.conftest import layout, started, zookeeper_url
 from tests.servers.zookeeper import Quorum, ZooKeeperServer
@@ -226,3 +226,73 @@ def test_three_servers_lose_their_leader(request: pytest.FixtureRequest) -> None
         assert held.locked
         held.set_status("Estimating")
         assert queue.audit() == []
+
+
+class Answer:
+    """What kazoo gives for a request: a result, or an error."""
+
+    def __init__(self, result: object) -> None:
+        self._result = result
+
+    def wait(self) -> None:
+        """It is there."""
+
+    def get(self) -> Any:
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
+class LosingClient:
+    """A client whose connection breaks again while it is found out what became of a change."""
+
+    client_id, connected = (1, b""), True
+
+    def __init__(self, results: list[object]) -> None:
+        self._results, self._lost = results, {"sync", "delete"}
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+    def transaction(self) -> LosingClient:
+        return self
+
+    def commit_async(self) -> Answer:
+        return Answer(self._results.pop(0))
+
+    def get_async(self, path: str, **_: Any) -> Answer:
+        return Answer(kazoo.exceptions.NoNodeError(path))
+
+    def sync(self, path: str) -> None:
+        self._lose_once("sync")
+
+    def delete(self, path: str) -> None:
+        self._lose_once("delete")
+        raise kazoo.exceptions.NoNodeError(path)
+
+    def _lose_once(self, request: str) -> None:
+        if request in self._lost:
+            self._lost.remove(request)
+            raise kazoo.exceptions.ConnectionLoss
+
+
+@pytest.mark.parametrize(
+    ("result", "op", "conflict"),
+    [
+        (kazoo.exceptions.ConnectionLoss(), Delete("/a"), None),
+        (["/n0000000008"], Create("/n0000000007", numbered=True), ConflictReason.CHANGED),
+    ],
+)
+def test_a_connection_that_breaks_twice(
+    result: object, op: Op, conflict: ConflictReason | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change took effect, or was undone: the second loss changes nothing of that."""
+    client = LosingClient([result])
+    monkeypatch.setattr("ferryman.intake.store.zookeeper.create_client", lambda *_: (client, None))
+    store = ZooKeeperStore("zookeeper://127.0.0.1:1")
+    if conflict is None:
+        assert store.commit([op], read_after=["/a"]) == [None]
+        return
+    with pytest.raises(Conflict) as caught:
+        store.commit([op])
+    assert caught.value.reason is conflict

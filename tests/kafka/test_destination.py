@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -288,18 +289,24 @@ def test_marks_of_settled_rows_go(topics: Topics) -> None:
     assert len(topics.read(topic)) == 6
 
 
+def numbered_documents() -> list[dict[str, Any]]:
+    return [{"id": f"d{n}", "n": n} for n in range(6)]
+
+
+def plan_of(topics: Topics, topic: str, documents: list[dict[str, Any]]) -> Plan:
+    plan = Plan("pipe", version=1)
+    plan.source("docs", Memory(documents)).destination("out", Kafka(topics.url, topic), backoff=0)
+    return plan
+
+
 @pytest.mark.rule("kafka.settings")
 @pytest.mark.rule("state.old-copy", "verify.adopt")
 def test_a_state_older_than_its_topic_is_adopted_without_doubles(topics: Topics, place: Path) -> None:
     """A run refuses it; after its adoption messages that the copy does not know do not come again, however often a copy
     is put back."""
     topic = topics.new(partitions=2)
-    documents: list[dict[str, Any]] = [{"id": f"d{n}", "n": n} for n in range(6)]
-
-    def plan() -> Plan:
-        made = Plan("pipe", version=1)
-        made.source("docs", Memory(documents)).destination("out", Kafka(topics.url, topic), backoff=0)
-        return made
+    documents = numbered_documents()
+    plan = partial(plan_of, topics, topic, documents)
 
     def run() -> Summary:
         return run_plan(plan(), place / "state", checked=False)
@@ -333,12 +340,8 @@ def test_a_state_older_than_its_topic_is_adopted_without_doubles(topics: Topics,
 def test_messages_that_are_lost_after_an_adoption_are_sent_again(topics: Topics, place: Path, ran: bool) -> None:
     """Those that the state had forgotten, too, whether or not they have come again since; and nothing twice."""
     topic = topics.new(partitions=2)
-    documents: list[dict[str, Any]] = [{"id": f"d{n}", "n": n} for n in range(6)]
-
-    def plan() -> Plan:
-        made = Plan("pipe", version=1)
-        made.source("docs", Memory(documents)).destination("out", Kafka(topics.url, topic), backoff=0)
-        return made
+    documents = numbered_documents()
+    plan = partial(plan_of, topics, topic, documents)
 
     def run() -> Summary:
         return run_plan(plan(), place / "state", checked=False)

@@ -74,14 +74,14 @@ def test_each_row_means_the_same_to_steps_and_sources(error: Exception, row: Fau
 
 @pytest.mark.parametrize(("error", "row"), POSTGRESQL)
 def test_each_row_means_the_same_to_the_destination_in_postgresql(error: Exception, row: Fault) -> None:
-    said = postgresql.explain(error, "here")
+    said = postgresql.PostgreSQL().explain(error, "here")
     assert type(said) is row.kind
     assert str(said) == f"here: it failed: {row.remedy}."
 
 
 @pytest.mark.parametrize(("error", "row"), SQLITE)
 def test_each_row_means_the_same_to_the_destination_in_sqlite(error: Exception, row: Fault) -> None:
-    said = sqlite.explain(error, "here")
+    said = sqlite.SQLite().explain(error, "here")
     assert type(said) is row.kind
     assert str(said) == f"here: it failed: {row.remedy}."
 

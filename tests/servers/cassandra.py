@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.servers.cache import cached
-from tests.servers.java import java, run_maven
+from tests.servers.java import fetch_jars, java
 from tests.servers.server import Server
 
 POM: Final = """\
@@ -112,13 +112,7 @@ class CassandraServer(Server):
 
     @classmethod
     def _fill(cls, folder: Path) -> None:
-        (folder / "pom.xml").write_text(POM.format(cassandra=cls.version))
-        run_maven(
-            "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies",
-            "-DincludeScope=runtime",
-            f"-DoutputDirectory={folder}/lib",
-            folder=folder,
-        )
+        fetch_jars(folder, POM.format(cassandra=cls.version))
 
     def layout(self) -> None:
         settings = SETTINGS.format(folder=self.folder, port=self.port, storage=self.another_port())

@@ -66,6 +66,13 @@ def run_maven(*arguments: str, folder: Path) -> None:
         raise Missing(f"{' '.join(call)} failed: {(done.stdout + done.stderr).strip()[-500:]}")
 
 
+def fetch_jars(folder: Path, pom: str) -> None:
+    """Put a project's jars, with all that they need, into ``folder/lib``."""
+    (folder / "pom.xml").write_text(pom)
+    options = ("-DincludeScope=runtime", f"-DoutputDirectory={folder}/lib")
+    run_maven(f"{PLUGIN}:copy-dependencies", *options, folder=folder)
+
+
 def copy_artifact(coordinates: str, folder: Path) -> None:
     """Put one artifact (``group:name:version:zip``) into a folder."""
     run_maven(f"{PLUGIN}:copy", f"-Dartifact={coordinates}", f"-DoutputDirectory={folder}", folder=folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tests.servers.cache import cached
-from tests.servers.java import java, run_maven
+from tests.servers.java import fetch_jars, java
 from tests.servers.server import Server, ServerFailed
 
 POM: Final = """\
@@ -108,13 +108,7 @@ class KafkaServer(Server):
 
     @classmethod
     def _fill(cls, folder: Path) -> None:
-        (folder / "pom.xml").write_text(POM.format(kafka=cls.version))
-        run_maven(
-            "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies",
-            "-DincludeScope=runtime",
-            f"-DoutputDirectory={folder}/lib",
-            folder=folder,
-        )
+        fetch_jars(folder, POM.format(kafka=cls.version))
 
     def layout(self) -> None:
         listeners = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.servers.cache import cached
-from tests.servers.java import java, run_maven
+from tests.servers.java import fetch_jars, java
 from tests.servers.server import Server
 
 POM: Final = """\
@@ -145,13 +145,7 @@ class SolrServer(Server):
 
     @classmethod
     def _fill(cls, folder: Path) -> None:
-        (folder / "pom.xml").write_text(POM.format(solr=cls.version, jetty=cls.jetty))
-        run_maven(
-            "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies",
-            "-DincludeScope=runtime",
-            f"-DoutputDirectory={folder}/lib",
-            folder=folder,
-        )
+        fetch_jars(folder, POM.format(solr=cls.version, jetty=cls.jetty))
 
     def layout(self) -> None:
         for name, text in {

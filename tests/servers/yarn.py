@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyspark
 
 from tests.servers.cache import cached
-from tests.servers.java import PLUGIN, java, run_maven
+from tests.servers.java import fetch_jars, java
 from tests.servers.server import READY_POLL_S, Server
 from tests.servers.spark_cluster import QUICK
 
@@ -64,10 +64,7 @@ class Yarn(Server):
 
     @classmethod
     def _fill(cls, folder: Path) -> None:
-        (folder / "pom.xml").write_text(POM.format(cls.version))
-        run_maven(
-            f"{PLUGIN}:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}/lib", folder=folder
-        )
+        fetch_jars(folder, POM.format(cls.version))
 
     @property
     def conf(self) -> Path:

@@ -572,3 +572,32 @@ class TestImap(SourceSuite):
 
     def remove(self, source: Source, id: str) -> None:
         self.ann.remove(id[0])
+
+
+@pytest.mark.parametrize("step", ["starttls", "login"])
+def test_a_connection_that_is_not_logged_in_is_closed(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers take few connections of an account, and a run asks again and again."""
+    closed: list[bool] = []
+
+    class Refusing:
+        """A client whose server takes the connection, and refuses the rest."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self._imap = self
+
+        def __getattr__(self, name: str) -> Any:
+            def ask(*_: Any) -> None:
+                if name == step:
+                    raise imapclient.exceptions.LoginError("no")
+
+            return ask
+
+        def shutdown(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr("imapclient.IMAPClient", Refusing)
+    monkeypatch.setenv("IMAP_PASSWORD", "secret")
+    address = module.ServerAddress(HERE, 1, "starttls", "ann", "${IMAP_PASSWORD}", "", None, 1.0)
+    with pytest.raises((Misconfigured, Unavailable)):
+        address.connect()
+    assert closed == [True]

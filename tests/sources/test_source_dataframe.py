@@ -7,6 +7,7 @@ import math
 import pickle
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from ferryman.document import Document, decode_fields, encode_fields
 from ferryman.errors import BadDocument, UsageError
 from ferryman.sources import DataFrame
+from ferryman.sources.stream import StoreRows
 
 LOCAL = datetime.datetime(2024, 5, 1, 10)  # noqa: DTZ001 - a time without a zone is what is tested
 DAY = datetime.date(2024, 5, 1)
@@ -309,3 +311,12 @@ def test_decoding_gives_back_what_was_encoded() -> None:
 
     assert [decode_fields(text) for text in fields] == [doc.fields for doc in table().documents([batch])]
     assert all(msgspec.json.format(text, indent=-1) == text for text in fields)
+
+
+@pytest.mark.parametrize("columns", [{"x": [1]}, {"id": [[1]]}])
+def test_errors_name_the_source_that_was_written(columns: dict[str, Any], tmp_path: Path) -> None:
+    """``TableChanges`` and ``Stream`` make fields of rows as ``DataFrame`` does."""
+    batch = pa.record_batch(columns)
+    with pytest.raises(UsageError) as caught:
+        StoreRows(str(tmp_path), "id")(0, [batch])
+    assert str(caught.value).startswith("Stream")

@@ -263,3 +263,10 @@ def test_a_table_with_deletion_vectors_is_refused(trial: PlanWorld) -> None:
     deltalake.write_deltalake(path, pa.table({"id": [1]}), configuration={**FEED, **vectors})
     with pytest.raises(Misconfigured, match=r"has deletionVectors.*with which its change data feed is not read safely"):
         list(TableChanges(path).listing(None))
+
+
+def test_errors_name_the_source(lake: Lake) -> None:
+    """It makes fields of rows as ``DataFrame`` does, and is another one."""
+    source = TableChanges(str(lake.path), "no_such")
+    with pytest.raises(UsageError, match=r"^TableChanges\(id='no_such'\): there is no such column"):
+        list(source.listing(None))

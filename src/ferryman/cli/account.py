@@ -21,8 +21,11 @@ from ferryman.cli.options import (
     StateDir,
     StatusFilter,
     Verbose,
+    argument,
     drop_unset,
     has_run,
+    load_with_state,
+    option,
     status_name,
 )
 from ferryman.cli.plan import print_retained
@@ -61,13 +64,7 @@ PIPE_LIMIT = 1000
 
 
 FamilyFilter = Annotated[
-    str | None,
-    typer.Option(
-        "--family",
-        metavar="ID",
-        show_default=False,
-        help="Only this document and everything made from it, or the rows of this file.",
-    ),
+    str | None, option("--family", "ID", "Only this document and everything made from it, or the rows of this file.")
 ]
 Incomplete = Annotated[
     bool,
@@ -86,12 +83,11 @@ CountBy = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--limit",
-        metavar="N",
+        "N",
+        f"At most this many. Default: {LIMIT} on a terminal, {PIPE_LIMIT} in a pipe, with --json all.",
         min=1,
-        show_default=False,
-        help=f"At most this many. Default: {LIMIT} on a terminal, {PIPE_LIMIT} in a pipe, with --json all.",
     ),
 ]
 
@@ -299,7 +295,7 @@ def _print_family_status(root: StatePath, family: str, loaded: Plan, plan: str, 
 
 def history(
     plan: FlowSpec,
-    document: Annotated[str, typer.Argument(metavar="DOC", show_default=False, help="Id of a document.")],
+    document: Annotated[str, argument("DOC", "Id of a document.")],
     limit: Limit = None,
     page: Annotated[int, typer.Option("--page", metavar="N", min=1, help="1: the newest events; 2: those before.")] = 1,
     state: StateDir = None,
@@ -397,12 +393,12 @@ def _print_flow_history(flow: Flow, spec: str, document: str, of_page: EventPage
         of_page.note_earlier(found)
 
 
-def _check_node_names(owner: str, plans: Iterable[Plan], **options: str | None) -> None:
+def _check_node_names(owner: str, plans: Iterable[Plan], **filters: str | None) -> None:
     """Raise UsageError for a name that no plan has: it is a typo, not a filter that nothing passes."""
     names = {n.name for plan in plans for n in plan.nodes}
-    for option, name in options.items():
+    for name_of_option, name in filters.items():
         if name is not None and name not in names:
-            raise UsageError(f"--{option} {name}: {owner} has {', '.join(sorted(names))}; name one of these.")
+            raise UsageError(f"--{name_of_option} {name}: {owner} has {', '.join(sorted(names))}; name one of these.")
 
 
 def _print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
@@ -449,11 +445,8 @@ def fsck(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: Ve
     missing and what can be done. Ends with 1 if there is any.
     """
     from ferryman.operations import check
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.state.state import state_root
 
-    loaded = load_plan(plan)
-    root = state_root(loaded, state, plan_file(plan))
+    _, root = load_with_state(plan, state)
     findings = check(root)
     if json:
         print_json([{"path": str(f.path), "what": f.what, "remedy": f.remedy} for f in findings])
@@ -474,16 +467,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Node = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The keyed node.")]
+Node = Annotated[str, argument("NAME", "The keyed node.")]
 
 
 @app.command()
 def show(
     plan: PlanSpec,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", show_default=False, help="A keyed node. Default: how many keys each has."),
-    ] = None,
+    name: Annotated[str | None, argument("[NAME]", "A keyed node. Default: how many keys each has.")] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="So many keys.")] = 20,
     state: StateDir = None,
     json: Json = False,
@@ -492,7 +482,7 @@ def show(
     """Show how many keys each keyed node has, or the first keys of one with their states."""
     from ferryman.account.families import key_counts, key_states
 
-    loaded, root = _plan_and_root(plan, state)
+    loaded, root = load_with_state(plan, state)
     if name is None:
         counts = key_counts(root, loaded)
         if json:
@@ -513,14 +503,14 @@ def show(
 def get(
     plan: PlanSpec,
     name: Node,
-    key: Annotated[str, typer.Argument(metavar="KEY", show_default=False, help="The key, exactly.")],
+    key: Annotated[str, argument("KEY", "The key, exactly.")],
     state: StateDir = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Print the state of a key as JSON. Ends with 1 if it has none."""
-    loaded, root = _plan_and_root(plan, state)
-    entry = loaded.state(name, root.parent).entry(key)
+    loaded, root = load_with_state(plan, state)
+    entry = loaded.state(name, str(root.parent)).entry(key)
     if json:
         print_json(None if entry is None else entry._asdict())
     elif entry is None:
@@ -529,15 +519,6 @@ def get(
         print_line(json_text.dumps(entry.value, ensure_ascii=False))
     if entry is None:
         raise typer.Exit(1)
-
-
-def _plan_and_root(plan: str, state: Any) -> tuple[Any, Any]:
-    """Load the plan; return it with the folder of its state."""
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.state.state import state_root
-
-    loaded = load_plan(plan)
-    return loaded, state_root(loaded, state, plan_file(plan))
 
 
 # --- ferryman status: counts for each source and destination, and whether they balance ---
@@ -551,12 +532,7 @@ NEEDS_OPERATOR = ("failed", "rejected", "in_doubt")
 def status(
     plan: FlowSpec,
     state: StateDir = None,
-    svg: Annotated[
-        Path | None,
-        typer.Option(
-            "--svg", metavar="FILE", show_default=False, help="Also draw the plan into this file, with the counts."
-        ),
-    ] = None,
+    svg: Annotated[Path | None, option("--svg", "FILE", "Also draw the plan into this file, with the counts.")] = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ferryman.cli.options import Verbose
+from ferryman.cli.options import Verbose, argument, option
 from ferryman.cli.terminal import print_line, print_note
 from ferryman.errors import UsageError
 
@@ -18,10 +18,9 @@ TOKEN_VARIABLE: Final = "FERRYMAN_DASHBOARD_TOKEN"
 def dashboard(
     folders: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[FOLDER]...",
-            show_default=False,
-            help="Folders of states and queues; also plan files, for flows, and URLs of intake queues. "
+        argument(
+            "[FOLDER]...",
+            "Folders of states and queues; also plan files, for flows, and URLs of intake queues. "
             "Default: the current folder.",
         ),
     ] = None,
@@ -31,37 +30,22 @@ def dashboard(
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
     token: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--token",
-            metavar="TOKEN",
-            show_default=False,
-            help="A secret, NAME:reader:SECRET, NAME:operator:SECRET, or @FILE with one a line. Repeatable. "
+            "TOKEN",
+            "A secret, NAME:reader:SECRET, NAME:operator:SECRET, or @FILE with one a line. Repeatable. "
             f"Or in {TOKEN_VARIABLE}.",
         ),
     ] = None,
-    base_path: Annotated[
-        str, typer.Option("--base-path", metavar="PATH", show_default=False, help="Path under which a proxy serves it.")
-    ] = "",
+    base_path: Annotated[str, option("--base-path", "PATH", "Path under which a proxy serves it.")] = "",
     user_header: Annotated[
-        str,
-        typer.Option(
-            "--user-header", metavar="NAME", show_default=False, help="Header in which a trusted proxy says who it is."
-        ),
+        str, option("--user-header", "NAME", "Header in which a trusted proxy says who it is.")
     ] = "",
     operator: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--operator",
-            metavar="NAME",
-            show_default=False,
-            help="With --user-header: who may act; '*': all. Repeatable.",
-        ),
+        list[str] | None, option("--operator", "NAME", "With --user-header: who may act; '*': all. Repeatable.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host", metavar="NAME", show_default=False, help="Another host name that it answers to. Repeatable."
-        ),
+        list[str] | None, option("--allow-host", "NAME", "Another host name that it answers to. Repeatable.")
     ] = None,
     allow_actions: Annotated[
         bool, typer.Option("--allow-actions", help="Let operators retry, resolve, hold and release from its pages.")

@@ -19,6 +19,7 @@ from ferryman.cli.options import (
     StatusFilter,
     Verbose,
     Why,
+    load_with_state,
     status_name,
 )
 from ferryman.cli.terminal import next_command, print_json, print_line
@@ -53,11 +54,8 @@ def retry(
     While a run holds the state, the request is queued, and that run applies it.
     """
     from ferryman.operations import retry
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.state.state import state_root
 
-    loaded = load_plan(plan)
-    root = state_root(loaded, state, plan_file(plan))
+    loaded, root = load_with_state(plan, state)
     done = retry(
         loaded,
         state=root.parent,
@@ -122,11 +120,8 @@ def resolve(
     While a run holds the state, the command is queued, and that run applies it.
     """
     from ferryman.operations import resolve
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.state.state import state_root
 
-    loaded = load_plan(plan)
-    root = state_root(loaded, state, plan_file(plan))
+    loaded, root = load_with_state(plan, state)
     filters = {"document": document, "destination": destination, "source": source, "reason": reason}
     done = resolve(loaded, resolution.value, state=root.parent, **filters, why=why)
     again = next_command("run", plan, state=state)
@@ -154,11 +149,9 @@ def adopt(plan: PlanSpec, why: Why = "", state: StateDir = None, json: Json = Fa
     Exit codes: 0 all is there; 3 something differs, and is due now; 4 a destination could not be read, or none can be.
     """
     from ferryman import verification
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.state.state import state_root
 
-    loaded = load_plan(plan)
-    found = verification.adopt(loaded, state=state_root(loaded, state, plan_file(plan)).parent, why=why)
+    loaded, root = load_with_state(plan, state)
+    found = verification.adopt(loaded, state=root.parent, why=why)
     if json:
         print_json(as_json(found))
     else:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ferryman.cli.options import Json, PlanSpec, StateDir, Verbose
+from ferryman.cli.options import Json, PlanSpec, StateDir, Verbose, load_with_state, option
 from ferryman.cli.terminal import next_command, print_json, print_line, print_note
 from ferryman.limits import format_count, plural
 
@@ -36,11 +36,10 @@ def export(
     plan: PlanSpec,
     to: Annotated[
         str,
-        typer.Option(
+        option(
             "--to",
-            metavar="PLACE",
-            show_default=False,
-            help="cassandra://[USER:PASSWORD@]HOST[:PORT][,HOST…]; FILE.db for SQLite; else a new folder for Parquet.",
+            "PLACE",
+            "cassandra://[USER:PASSWORD@]HOST[:PORT][,HOST…]; FILE.db for SQLite; else a new folder for Parquet.",
         ),
     ],
     tables: Annotated[
@@ -57,11 +56,8 @@ def export(
 
     Exit codes: 0 all is there; 4 Cassandra is away, or another process exports at this moment.
     """
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.state.state import state_root
 
-    loaded = load_plan(plan)
-    root = state_root(loaded, state, plan_file(plan))
+    loaded, root = load_with_state(plan, state)
     if "://" in to:
         from ferryman.destinations.cassandra import Cassandra
         from ferryman.errors import TransientError, UsageError
@@ -121,36 +117,14 @@ def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
 def import_jesterj(
     plan: PlanSpec,
     source: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="URL",
-            show_default=False,
-            help="The Cassandra that JesterJ wrote to: cassandra://[USER:PASSWORD@]HOST[:PORT].",
-        ),
+        str, option("--from", "URL", "The Cassandra that JesterJ wrote to: cassandra://[USER:PASSWORD@]HOST[:PORT].")
     ],
-    plan_name: Annotated[
-        str | None, typer.Option("--plan-name", metavar="NAME", show_default=False, help="The plan's name in JesterJ.")
-    ] = None,
-    plan_version: Annotated[
-        int | None, typer.Option("--plan-version", metavar="N", show_default=False, help="Its version in JesterJ.")
-    ] = None,
-    scanner: Annotated[
-        list[str] | None,
-        typer.Option("--scanner", metavar="SOURCE=NAME", show_default=False, help="The name of a source's scanner."),
-    ] = None,
-    step: Annotated[
-        list[str] | None,
-        typer.Option("--step", metavar="DEST=NAME", show_default=False, help="The output step of a destination."),
-    ] = None,
+    plan_name: Annotated[str | None, option("--plan-name", "NAME", "The plan's name in JesterJ.")] = None,
+    plan_version: Annotated[int | None, option("--plan-version", "N", "Its version in JesterJ.")] = None,
+    scanner: Annotated[list[str] | None, option("--scanner", "SOURCE=NAME", "The name of a source's scanner.")] = None,
+    step: Annotated[list[str] | None, option("--step", "DEST=NAME", "The output step of a destination.")] = None,
     strip: Annotated[
-        str,
-        typer.Option(
-            "--strip",
-            metavar="TEXT",
-            show_default=False,
-            help="Beginning of JesterJ's ids that the plan's do not have: file:///data/corpus/.",
-        ),
+        str, option("--strip", "TEXT", "Beginning of JesterJ's ids that the plan's do not have: file:///data/corpus/.")
     ] = "",
     trust: Annotated[
         bool,
@@ -169,8 +143,6 @@ def import_jesterj(
     from ferryman.engine.jesterj import Names
     from ferryman.engine.jesterj import import_jesterj as import_state
     from ferryman.net.cassandra import CassandraServers
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.state.state import state_root
 
     if "://" not in source:
         from ferryman.errors import UsageError
@@ -179,8 +151,7 @@ def import_jesterj(
             f"--from {source}: give the URL of a running Cassandra. To read JesterJ's own data folder, copy it, start "
             "Cassandra 4.1 on the copy (it writes to the folder), and give cassandra://127.0.0.1."
         )
-    loaded = load_plan(plan)
-    root = state_root(loaded, state, plan_file(plan))
+    loaded, root = load_with_state(plan, state)
     servers, _ = CassandraServers.from_url(source)
     names = Names(
         plan_name or loaded.name,

@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from ferryman import limits
 from ferryman.errors import UsageError
 from ferryman.plan import nodes
 from ferryman.storage.files import StatePath, exists
+
+if TYPE_CHECKING:
+    from ferryman.plan import Plan
 
 
 @dataclass
@@ -48,39 +51,39 @@ def _verbose(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
+def option(name: str, metavar: str, help: str, **settings: Any) -> Any:  # noqa: A002 - typer's name
+    """Return an option with a value, whose help shows no default."""
+    return typer.Option(name, metavar=metavar, show_default=False, help=help, **settings)
+
+
+def argument(metavar: str, help: str, **settings: Any) -> Any:  # noqa: A002 - typer's name
+    """Return an argument whose help shows no default."""
+    return typer.Argument(metavar=metavar, show_default=False, help=help, **settings)
+
+
 PlanSpec = Annotated[
-    str,
-    typer.Argument(
-        metavar="PLAN",
-        show_default=False,
-        callback=_note_plan,
-        help="plan.py, plan.py:name (one of several), or package.module:name.",
-    ),
+    str, argument("PLAN", "plan.py, plan.py:name (one of several), or package.module:name.", callback=_note_plan)
 ]
 FlowSpec = Annotated[
     str,
-    typer.Argument(
-        metavar="PLAN",
-        show_default=False,
+    argument(
+        "PLAN",
+        "plan.py, plan.py:name (one of several), or package.module:name: a plan, or a flow.",
         callback=_note_plan,
-        help="plan.py, plan.py:name (one of several), or package.module:name: a plan, or a flow.",
     ),
 ]
 StateDir = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--state",
-        metavar="DIR",
-        show_default=False,
-        callback=_note_state,
-        help="Where the state lives: a folder, or s3://BUCKET/PREFIX, gs://…, abfss://…. "
+        "DIR",
+        "Where the state lives: a folder, or s3://BUCKET/PREFIX, gs://…, abfss://…. "
         "Default: .ferryman/ beside the plan file.",
+        callback=_note_state,
     ),
 ]
-DocumentFilter = Annotated[
-    str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this document.")
-]
-Why = Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")]
+DocumentFilter = Annotated[str | None, option("--doc", "ID", "Only this document.")]
+Why = Annotated[str, option("--why", "TEXT", "Stored in the ledger.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Verbose = Annotated[
     bool, typer.Option("-v", "--verbose", callback=_verbose, help="Print more, and tracebacks of errors.")
@@ -94,12 +97,7 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
-LogFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--log-file", metavar="FILE", show_default=False, help="Append progress and messages to this file, too."
-    ),
-]
+LogFile = Annotated[Path | None, option("--log-file", "FILE", "Append progress and messages to this file, too.")]
 LogFormatOption = Annotated[
     LogFormat,
     typer.Option("--log-format", help="Of the log file, or else of stderr: lines, or one JSON object per line."),
@@ -108,13 +106,7 @@ Master = Annotated[
     str, typer.Option("--master", metavar="URL", help="Spark's master: local[4], spark://host:7077, yarn, ….")
 ]
 Has = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--has",
-        metavar="NAME",
-        show_default=False,
-        help="What this machine has that steps may need: gpu. Repeatable.",
-    ),
+    list[str] | None, option("--has", "NAME", "What this machine has that steps may need: gpu. Repeatable.")
 ]
 Preflight = Annotated[
     bool,
@@ -132,32 +124,21 @@ TakeOver = Annotated[
 ]
 CacheDir = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--cache",
-        metavar="DIR",
-        show_default=False,
-        help="Of a state in an object store: where this machine keeps copies of its files. "
+        "DIR",
+        "Of a state in an object store: where this machine keeps copies of its files. "
         "Default: in the system's temporary folder. For executors: FERRYMAN_CACHE.",
     ),
 ]
-Conf = Annotated[
-    list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", show_default=False, help="A Spark setting. Repeatable."),
-]
+Conf = Annotated[list[str] | None, option("--conf", "KEY=VALUE", "A Spark setting. Repeatable.")]
 
 
-def _filter(option: str, metavar: str, help: str) -> Any:  # noqa: A002 - typer's name
-    return typer.Option(option, metavar=metavar, show_default=False, help=help)
-
-
-StatusFilter = Annotated[
-    str | None, _filter("--status", "STATUS", "Only of this status: failed, rejected, pending, ….")
-]
-DestinationFilter = Annotated[str | None, _filter("--destination", "NAME", "Only of this destination.")]
-SourceFilter = Annotated[str | None, _filter("--source", "NAME", "Only of this source.")]
+StatusFilter = Annotated[str | None, option("--status", "STATUS", "Only of this status: failed, rejected, pending, ….")]
+DestinationFilter = Annotated[str | None, option("--destination", "NAME", "Only of this destination.")]
+SourceFilter = Annotated[str | None, option("--source", "NAME", "Only of this source.")]
 ReasonFilter = Annotated[
-    str | None,
-    _filter("--reason", "TEXT", "Only with this reason, as --by reason prints it, whatever its numbers."),
+    str | None, option("--reason", "TEXT", "Only with this reason, as --by reason prints it, whatever its numbers.")
 ]
 
 
@@ -259,6 +240,19 @@ def status_name(text: str | None) -> str | None:
     except ValueError as e:
         raise UsageError(f"--status {text}: {e}.") from None
     return text
+
+
+def load_with_state(plan: str, state: str | None) -> tuple[Plan, StatePath]:
+    """Load a plan; return it with the root of its state.
+
+    Args:
+        plan, state: as they were typed.
+    """
+    from ferryman.plan.load import load_plan, plan_file
+    from ferryman.state.state import state_root
+
+    loaded = load_plan(plan)
+    return loaded, state_root(loaded, state, plan_file(plan))
 
 
 def has_run(root: StatePath) -> bool:

@@ -21,6 +21,8 @@ from ferryman.cli.options import (
     PlanSpec,
     StateDir,
     Verbose,
+    load_with_state,
+    option,
     resource_settings,
     spark_settings,
 )
@@ -97,13 +99,10 @@ def remove(
     deleted.
     """
     from ferryman.operations import list_retained, remove_retained
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.state.state import state_root
 
-    loaded = load_plan(plan)
+    loaded, root = load_with_state(plan, state)
     loaded.check()
-    folder = state_root(loaded, state, plan_file(plan)).parent
-    found = (remove_retained if yes else list_retained)(loaded, state=folder)
+    found = (remove_retained if yes else list_retained)(loaded, state=root.parent)
     if json:
         print_json({"removed": yes, "retained": [each._asdict() for each in found]})
         return
@@ -112,7 +111,7 @@ def remove(
     if not found:
         print_line("There is nothing of this plan in other systems.")
     elif yes:
-        print_line(f"The state is still there: {state_root(loaded, folder)}")
+        print_line(f"The state is still there: {root}")
     else:
         print_line(f"To remove it: {next_command('plan remove', plan, '--yes', state=state)}")
 
@@ -163,10 +162,7 @@ def show(
     counts: Annotated[
         bool, typer.Option("--counts", help="In an SVG picture, also what became of the documents.")
     ] = False,
-    fingerprint: Annotated[
-        str | None,
-        typer.Option("--fingerprint", metavar="NODE", show_default=False, help="List what counts as this node's code."),
-    ] = None,
+    fingerprint: Annotated[str | None, option("--fingerprint", "NODE", "List what counts as this node's code.")] = None,
     state: StateDir = None,
     verbose: Verbose = False,
 ) -> None:
@@ -250,13 +246,7 @@ REASONS = {
 
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Transform at most this many documents.")]
 OnlyDocument = Annotated[
-    str | None,
-    typer.Option(
-        "--doc",
-        metavar="ID",
-        show_default=False,
-        help="Transform only the document with this id, even if a run would skip it.",
-    ),
+    str | None, option("--doc", "ID", "Transform only the document with this id, even if a run would skip it.")
 ]
 
 

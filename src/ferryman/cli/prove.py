@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferryman.cli.options import Json, Verbose
+from ferryman.cli.options import Json, Verbose, argument, option
 from ferryman.cli.terminal import print_json, print_line, print_note, print_table, program_name
 from ferryman.errors import UsageError
 
@@ -21,33 +21,23 @@ LIST = "list"
 def prove(
     plan: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[PLAN]",
-            show_default=False,
-            help="plan.py, plan.py:name (one of several), or package.module:name. Default: a built-in plan.",
-        ),
+        argument("[PLAN]", "plan.py, plan.py:name (one of several), or package.module:name. Default: a built-in plan."),
     ] = None,
     documents: Annotated[
         int, typer.Option("--documents", metavar="N", min=1, help="Documents that are drawn of each source.")
     ] = 200,
     rounds: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--rounds",
-            metavar="N",
+            "N",
+            "Rounds to play. Default: one for each kind of fault at each durable write and node.",
             min=1,
-            show_default=False,
-            help="Rounds to play. Default: one for each kind of fault at each durable write and node.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="The same seed draws the same rounds.")] = 0,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="KIND", show_default=False, help="Only this kind of fault. Repeatable."),
-    ] = None,
-    fault: Annotated[
-        str, typer.Option("--fault", metavar="FAULT", show_default=False, help="Only this round, to see it again.")
-    ] = "",
+    only: Annotated[list[str] | None, option("--only", "KIND", "Only this kind of fault. Repeatable.")] = None,
+    fault: Annotated[str, option("--fault", "FAULT", "Only this round, to see it again.")] = "",
     spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Also kill Spark's processes.")] = True,
     scratch: Annotated[
         bool,
@@ -56,24 +46,12 @@ def prove(
         ),
     ] = False,
     allow_steps: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-steps", metavar="NAME", show_default=False, help="This step may call its service. Repeatable."
-        ),
+        list[str] | None, option("--allow-steps", "NAME", "This step may call its service. Repeatable.")
     ] = None,
     break_rule: Annotated[
-        str,
-        typer.Option(
-            "--break",
-            metavar="RULE",
-            show_default=False,
-            help="Break this rule of the protocol: the proof must find it. list: lists them.",
-        ),
+        str, option("--break", "RULE", "Break this rule of the protocol: the proof must find it. list: lists them.")
     ] = "",
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", show_default=False, help="Write the report to this file, too."),
-    ] = None,
+    html: Annotated[Path | None, option("--html", "FILE", "Write the report to this file, too.")] = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:

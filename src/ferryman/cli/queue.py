@@ -17,6 +17,9 @@ from ferryman.cli.options import (
     StateDir,
     Verbose,
     Why,
+    argument,
+    load_with_state,
+    option,
     seconds,
 )
 from ferryman.cli.terminal import format_time, next_command, print_json, print_json_array, print_line, print_table
@@ -34,8 +37,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The queue's name.")]
-Reader = Annotated[str, typer.Argument(metavar="READER", show_default=False, help="As `queue show` lists it.")]
+Name = Annotated[str, argument("NAME", "The queue's name.")]
+Reader = Annotated[str, argument("READER", "As `queue show` lists it.")]
 Queues = Annotated[
     str, typer.Option("--queues", metavar="DIR", help="The folder of queues, or its URL, such as s3://bucket/queues.")
 ]
@@ -87,13 +90,8 @@ def show(name: Name, queues: Queues = DEFAULT_FOLDER, json: Json = False, verbos
 @app.command()
 def append(
     name: Name,
-    file: Annotated[
-        str, typer.Argument(metavar="[FILE]", show_default=False, help="One JSON object a line. Default: stdin.")
-    ] = "-",
-    key: Annotated[
-        str | None,
-        typer.Option("--key", metavar="KEY", show_default=False, help="Append once, however often this is repeated."),
-    ] = None,
+    file: Annotated[str, argument("[FILE]", "One JSON object a line. Default: stdin.")] = "-",
+    key: Annotated[str | None, option("--key", "KEY", "Append once, however often this is repeated.")] = None,
     queues: Queues = DEFAULT_FOLDER,
     json: Json = False,
     verbose: Verbose = False,
@@ -121,17 +119,9 @@ def read(
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many messages.")] = 100,
     tailer: Annotated[
         str | None,
-        typer.Option(
-            "--tailer",
-            metavar="READER",
-            show_default=False,
-            help="Read on where this reader is, and move it. It is registered if it is not.",
-        ),
+        option("--tailer", "READER", "Read on where this reader is, and move it. It is registered if it is not."),
     ] = None,
-    wait: Annotated[
-        str | None,
-        typer.Option("--wait", metavar="TIME", show_default=False, help="With --tailer: wait so long for one."),
-    ] = None,
+    wait: Annotated[str | None, option("--wait", "TIME", "With --tailer: wait so long for one.")] = None,
     queues: Queues = DEFAULT_FOLDER,
     json: Json = False,
     verbose: Verbose = False,
@@ -155,9 +145,7 @@ def read(
 def rewind(
     name: Name,
     reader: Reader,
-    to: Annotated[
-        int | None, typer.Option("--to", metavar="N", show_default=False, help="This message comes next.")
-    ] = None,
+    to: Annotated[int | None, option("--to", "N", "This message comes next.")] = None,
     end: Annotated[bool, typer.Option("--end", help="Behind the last message.")] = False,
     queues: Queues = DEFAULT_FOLDER,
     json: Json = False,
@@ -181,9 +169,7 @@ def rewind(
 @app.command()
 def skip(
     plan: PlanSpec,
-    document: Annotated[
-        str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this message.")
-    ] = None,
+    document: Annotated[str | None, option("--doc", "ID", "Only this message.")] = None,
     source: SourceFilter = None,
     why: Why = "",
     state: StateDir = None,
@@ -197,11 +183,8 @@ def skip(
     run holds the state, the command is queued, and that run applies it.
     """
     from ferryman.operations import skip
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.state.state import state_root
 
-    loaded = load_plan(plan)
-    root = state_root(loaded, state, plan_file(plan))
+    loaded, root = load_with_state(plan, state)
     done = skip(loaded, state=root.parent, document=document, source=source, why=why)
     again = next_command("run", plan, state=state)
     if json:
@@ -217,9 +200,7 @@ def skip(
 @app.command()
 def trim(
     name: Name,
-    keep: Annotated[
-        str, typer.Option("--keep", metavar="TIME", show_default=False, help="Keep what is younger: 10d, 12h, 0s.")
-    ],
+    keep: Annotated[str, option("--keep", "TIME", "Keep what is younger: 10d, 12h, 0s.")],
     force: Annotated[bool, typer.Option("--force", help="Also what registered readers have not read.")] = False,
     queues: Queues = DEFAULT_FOLDER,
     json: Json = False,

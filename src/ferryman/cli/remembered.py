@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferryman.cli.options import Json, StateDir, Verbose, seconds
+from ferryman.cli.options import Json, StateDir, Verbose, argument, option, seconds
 from ferryman.cli.terminal import format_time, print_json, print_line, print_table
 from ferryman.errors import UsageError
 from ferryman.limits import format_count, plural
@@ -27,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The store: as `remembered list` says.")]
+Name = Annotated[str, argument("NAME", "The store: as `remembered list` says.")]
 
 
 @app.command("list")
@@ -90,27 +90,12 @@ def show(name: Name, state: StateDir = None, json: Json = False, verbose: Verbos
 @app.command()
 def forget(
     name: Name,
-    version: Annotated[
-        str | None, typer.Option("--version", metavar="V", show_default=False, help="Only answers of this version.")
-    ] = None,
-    older: Annotated[
-        str | None, typer.Option("--older", metavar="TIME", show_default=False, help="Only older ones: 90d, 12h.")
-    ] = None,
+    version: Annotated[str | None, option("--version", "V", "Only answers of this version.")] = None,
+    older: Annotated[str | None, option("--older", "TIME", "Only older ones: 90d, 12h.")] = None,
     document: Annotated[
-        str | None,
-        typer.Option(
-            "--document", metavar="ID", show_default=False, help="Only what this document used, also a deleted one."
-        ),
+        str | None, option("--document", "ID", "Only what this document used, also a deleted one.")
     ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--input",
-            metavar="FILE",
-            show_default=False,
-            help="Only this input: fields in JSON, or a content.",
-        ),
-    ] = None,
+    file: Annotated[Path | None, option("--input", "FILE", "Only this input: fields in JSON, or a content.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     state: StateDir = None,
     json: Json = False,

@@ -29,7 +29,9 @@ from ferryman.cli.options import (
     Verbose,
     cache_settings,
     has_run,
+    load_with_state,
     notify_targets,
+    option,
     resource_settings,
     seconds,
     size_bytes,
@@ -80,18 +82,14 @@ REASONS = 5
 
 Wait = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--wait",
-        metavar="TIME",
-        show_default=False,
-        help="How long to wait for pending documents to come due: 60, 60s, 2m; 0 = not at all. "
+        "TIME",
+        "How long to wait for pending documents to come due: 60, 60s, 2m; 0 = not at all. "
         "Default: as long as the next comes due within 60 s.",
     ),
 ]
-Every = Annotated[
-    str | None,
-    typer.Option("--every", metavar="TIME", show_default=False, help="Keep running; rescan at this interval: 30s, 5m."),
-]
+Every = Annotated[str | None, option("--every", "TIME", "Keep running; rescan at this interval: 30s, 5m.")]
 WatchSources = Annotated[
     bool,
     typer.Option(
@@ -102,11 +100,10 @@ WatchSources = Annotated[
 ]
 AllowDeletes = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         _ALLOW,
-        metavar="[=FOLDER]",
-        show_default=False,
-        help="Delete even if more documents are missing than max_deleted allows; "
+        "[=FOLDER]",
+        "Delete even if more documents are missing than max_deleted allows; "
         "with =FOLDER only in this first-level folder. Repeatable.",
     ),
 ]
@@ -115,32 +112,20 @@ AcceptChanges = Annotated[
     typer.Option("--accept-changes", help="Continue under this version although the plan's structure changed."),
 ]
 FromVersion = Annotated[
-    int | None,
-    typer.Option(
-        "--from-version",
-        metavar="N",
-        min=0,
-        show_default=False,
-        help="Migrate the state of this older version of the plan.",
-    ),
+    int | None, option("--from-version", "N", "Migrate the state of this older version of the plan.", min=0)
 ]
 ResetState = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--reset-state",
-        metavar="NODE",
-        show_default=False,
-        help="Empty the state of this keyed node and of those below it, and read the logs that feed them again. "
-        "Repeatable.",
+        "NODE",
+        "Empty the state of this keyed node and of those below it, and read the logs that feed them again. Repeatable.",
     ),
 ]
 MaxPending = Annotated[
     str | None,
-    typer.Option(
-        "--max-pending",
-        metavar="SIZE",
-        show_default=False,
-        help="Read no more documents while more than this is pending: 500MB, 20GB. Default: 4GB.",
+    option(
+        "--max-pending", "SIZE", "Read no more documents while more than this is pending: 500MB, 20GB. Default: 4GB."
     ),
 ]
 VerifySample = Annotated[
@@ -154,11 +139,10 @@ VerifySample = Annotated[
 ]
 Notify = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--notify",
-        metavar="WHOM",
-        show_default=False,
-        help="Notify this URL, mailto:ADDRESS or command when something is newly failed, rejected or in doubt, or "
+        "WHOM",
+        "Notify this URL, mailto:ADDRESS or command when something is newly failed, rejected or in doubt, or "
         "a node is stopped. Repeatable.",
     ),
 ]
@@ -166,21 +150,15 @@ Notify = Annotated[
 
 Metrics = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--metrics",
-        metavar="FILE|ADDRESS",
-        show_default=False,
-        help="Write metrics for Prometheus to this file, or offer them at this address: plays.prom, :9464.",
+        "FILE|ADDRESS",
+        "Write metrics for Prometheus to this file, or offer them at this address: plays.prom, :9464.",
     ),
 ]
 OpenLineage = Annotated[
     str | None,
-    typer.Option(
-        "--openlineage",
-        metavar="URL|FILE",
-        show_default=False,
-        help="Send events of OpenLineage to this server, or append them to this file.",
-    ),
+    option("--openlineage", "URL|FILE", "Send events of OpenLineage to this server, or append them to this file."),
 ]
 
 
@@ -414,12 +392,9 @@ def rollback(plan: PlanSpec, state: StateDir = None, verbose: Verbose = False) -
     nothing. The next run reprocesses the documents whose path differs; what only the newer version made is deleted.
     """
     from ferryman.engine.migration import migrate
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.state.state import state_root
 
-    loaded = load_plan(plan)
+    loaded, root = load_with_state(plan, state)
     code = loaded.version
-    root = state_root(loaded, state, plan_file(plan))
     newest = max(versions_beside(root, code), default=code)
     if newest <= code:
         raise UsageError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferryman.cli.options import Json, StateDir, Verbose
+from ferryman.cli.options import Json, StateDir, Verbose, argument, option
 from ferryman.cli.terminal import print_json, print_line, print_note, print_table
 from ferryman.errors import UsageError
 from ferryman.limits import plural
@@ -20,11 +20,10 @@ EMBED_STEP = "embed"
 
 Filter = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--filter",
-        metavar="FIELD=VALUE",
-        show_default=False,
-        help="Only documents whose field has this value, or one of several. Repeatable. With --embed.",
+        "FIELD=VALUE",
+        "Only documents whose field has this value, or one of several. Repeatable. With --embed.",
     ),
 ]
 Embed = Annotated[
@@ -33,40 +32,25 @@ Embed = Annotated[
         "--embed", metavar="STEP", help="The plan's step that computes vectors. It embeds the questions, too."
     ),
 ]
-Index = Annotated[
-    str | None,
-    typer.Option(
-        "--index", metavar="NAME", show_default=False, help="Name of a destination, where several have vectors."
-    ),
-]
+Index = Annotated[str | None, option("--index", "NAME", "Name of a destination, where several have vectors.")]
 
 
 def search(
     index: Annotated[
         str,
-        typer.Argument(
-            metavar="INDEX",
-            show_default=False,
-            help="An SQLite file, the URL given to Sql in the plan, or that of an index of OpenSearch or a collection "
+        argument(
+            "INDEX",
+            "An SQLite file, the URL given to Sql in the plan, or that of an index of OpenSearch or a collection "
             "of Solr: http://localhost:9200/plays, http://localhost:8983/solr/plays. With --plan also the name of a "
             "destination.",
         ),
     ],
-    text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help="Words to look for, or a question.")],
+    text: Annotated[str, argument("TEXT", "Words to look for, or a question.")],
     plan: Annotated[
-        str | None,
-        typer.Option(
-            "--plan", metavar="PLAN", show_default=False, help="The plan that fills the index, to search by meaning."
-        ),
+        str | None, option("--plan", "PLAN", "The plan that fills the index, to search by meaning.")
     ] = None,
     embed: Annotated[
-        str | None,
-        typer.Option(
-            "--embed",
-            metavar="STEP",
-            show_default=False,
-            help="The plan's step that computes vectors: it embeds the question, too.",
-        ),
+        str | None, option("--embed", "STEP", "The plan's step that computes vectors: it embeds the question, too.")
     ] = None,
     filters: Filter = None,
     table: Annotated[str, typer.Option("--table", metavar="NAME", help="The Sql destination's table.")] = "documents",
@@ -177,24 +161,16 @@ def _shorten(text: str, is_snippet: bool) -> str:
 
 
 def evaluate(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", show_default=False, help="The plan that fills the index.")],
-    questions: Annotated[
-        Path,
-        typer.Argument(
-            metavar="QUESTIONS",
-            show_default=False,
-            help='A file of JSON lines: {"question": "…", "ids": ["henry.md"]}.',
-        ),
-    ],
+    plan: Annotated[str, argument("PLAN", "The plan that fills the index.")],
+    questions: Annotated[Path, argument("QUESTIONS", 'A file of JSON lines: {"question": "…", "ids": ["henry.md"]}.')],
     embed: Embed = EMBED_STEP,
     index: Index = None,
     against: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--against",
-            metavar="VERSION",
-            show_default=False,
-            help="Measure another version beside it: v1 (this plan file, read as version 1), or another PLAN.",
+            "VERSION",
+            "Measure another version beside it: v1 (this plan file, read as version 1), or another PLAN.",
         ),
     ] = None,
     k: Annotated[int, typer.Option("-k", "--k", metavar="N", min=1, help="Hits of a question that count.")] = 10,
@@ -240,20 +216,17 @@ def _print_measures(measured: list[Evaluation]) -> None:
 
 
 def mcp(
-    plans: Annotated[
-        list[str], typer.Argument(metavar="PLAN…", show_default=False, help="Plans that an assistant may ask about.")
-    ],
+    plans: Annotated[list[str], argument("PLAN…", "Plans that an assistant may ask about.")],
     embed: Embed = EMBED_STEP,
     state: StateDir = None,
     port: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--port",
-            metavar="N",
+            "N",
+            "Serve HTTP on this port of the loopback address, 0: any free one. Default: standard input, output.",
             min=0,
             max=65535,
-            show_default=False,
-            help="Serve HTTP on this port of the loopback address, 0: any free one. Default: standard input, output.",
         ),
     ] = None,
     verbose: Verbose = False,

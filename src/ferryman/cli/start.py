@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferryman.cli.options import Conf, Master, Verbose, spark_settings
+from ferryman.cli.options import Conf, Master, Verbose, argument, spark_settings
 from ferryman.cli.search import find_hits, find_hits_by_meaning, print_hits
 from ferryman.cli.terminal import next_command, print_line, print_note, program_name
 from ferryman.errors import UsageError
@@ -48,9 +48,7 @@ nothing is deleted until you allow it.
 
 
 def init(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", show_default=False, help="Where to put it; created if it does not exist.")
-    ],
+    directory: Annotated[Path, argument("DIR", "Where to put it; created if it does not exist.")],
     verbose: Verbose = False,
 ) -> None:
     """Write a plan file to start from.

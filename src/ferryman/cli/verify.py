@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferryman.cli.options import (
-    DestinationFilter,
-    Json,
-    PlanSpec,
-    StateDir,
-    Verbose,
-    Why,
-)
+from ferryman.cli.options import DestinationFilter, Json, PlanSpec, StateDir, Verbose, Why, load_with_state, option
 from ferryman.cli.terminal import next_command, print_json, print_line, print_note, print_table
 from ferryman.limits import format_count, plural
 
@@ -29,10 +22,7 @@ def verify(
     plan: PlanSpec,
     destination: DestinationFilter = None,
     sample: Annotated[
-        int | None,
-        typer.Option(
-            "--sample", metavar="N", min=1, show_default=False, help="Compare N documents drawn at random, not all."
-        ),
+        int | None, option("--sample", "N", "Compare N documents drawn at random, not all.", min=1)
     ] = None,
     since: Annotated[
         int, typer.Option("--since", metavar="WAVE", min=0, help="Only documents delivered in this wave or later.")
@@ -64,13 +54,11 @@ def verify(
     Exit codes: 0 all is there; 3 something differs; 4 a destination could not be read, or none can be.
     """
     from ferryman import verification
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.state.state import state_root
 
-    loaded = load_plan(plan)
+    loaded, root = load_with_state(plan, state)
     found = verification.verify(
         loaded,
-        state=state_root(loaded, state, plan_file(plan)).parent,
+        state=root.parent,
         destination=destination,
         sample=sample,
         since=since,

@@ -295,7 +295,6 @@ class Guard:
         return session
 
     def close_session(self, session: str) -> None:
-        """End a session."""
         with self._lock:
             self._sessions.pop(session, None)
 

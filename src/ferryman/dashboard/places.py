@@ -77,8 +77,6 @@ class QueuePlace(NamedTuple):
 
 
 class IntakePlace(NamedTuple):
-    """An intake queue."""
-
     key: str
     url: str
 

@@ -171,7 +171,6 @@ def flow_picture(page: WebPage) -> Response:
 
 @contextlib.contextmanager
 def open_intake(place: IntakePlace) -> Iterator[JobQueue]:
-    """Open an intake queue that exists."""
     with JobQueue.open(place.url) as opened:
         yield opened
 

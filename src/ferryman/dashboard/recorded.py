@@ -48,8 +48,6 @@ class RecordedPlan(Plan):
 
 
 class RecordedSource(Source):
-    """Source of a recorded plan."""
-
     def read(self, listed: Listed) -> Document:
         raise Misconfigured(_WHY)
 

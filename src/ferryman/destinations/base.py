@@ -760,7 +760,7 @@ def parse_query(text: str) -> Query:
     """Parse a user's query: words, ``"in quotes"``, ``begin*``, and ``OR`` in capitals between alternatives. No other
     sign has a meaning, and nothing is an error."""
     alternatives: Query = [[]]
-    for phrase, star, word in _TERM.findall(text):
+    for phrase, star, word in _TERM.findall(text.replace("\0", " ")):  # which ends a query of SQLite
         if word == "OR":
             alternatives.append([])
             continue

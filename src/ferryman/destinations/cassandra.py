@@ -28,12 +28,19 @@ from ferryman.destinations.base import (
     LastDelivery,
     Outcome,
     Stored,
-    compare,
     printable_id,
     slices,
     writer_name,
 )
-from ferryman.destinations.vector_rows import TOMBSTONE_S, VectorRow, outcome_of, read_rows, route_text, stored_hash
+from ferryman.destinations.vectors import (
+    TOMBSTONE_S,
+    VectorRow,
+    newest_rows,
+    outcome_of,
+    read_rows,
+    route_text,
+    stored_hash,
+)
 from ferryman.errors import Misconfigured, PlanError, UsageError
 from ferryman.net.cassandra import (
     KEY_BYTES,
@@ -277,8 +284,7 @@ class Cassandra(Destination):
             raise Misconfigured(f"{self.target()}: write before open")
         outcomes: list[Outcome | None] = [None] * len(chunk)
         rows = [row for row in read_rows(chunk, {}, outcomes) if self._has_fitting_id(row, outcomes)]
-        _, winners = compare([row.delivery for row in rows], {})
-        last = [row for row in rows if winners[row.delivery.id] is row.delivery]
+        last = newest_rows(rows)
         if last:
             self._write_highest(max(row.delivery.sequence for row in last))
             self._write_rows(last, outcomes)  # 1

@@ -193,8 +193,6 @@ def read_identity(folder: TargetFolder, name: str = _IDENTITY) -> str:
 
 
 class _IndexRow(msgspec.Struct, array_like=True):
-    """Row of ``DOCUMENTS``."""
-
     id: str
     path: str
     path_key: str | None

@@ -127,19 +127,51 @@ Content = Literal["raw", "json"]
 By = Literal["id", "content"]
 
 
-def _folder(destination: Destination, where: str | Path, options: Mapping[str, Any] | None, own: bool) -> TargetFolder:
-    try:
-        return open_folder(where, options, own=own)
-    except ValueError as e:
-        raise PlanError([f"{type(destination).__name__}: {e}."]) from None
-
-
 def _as_given(directory: str | Path, folder: TargetFolder) -> str:
     """Return the argument for a message, without secrets."""
     return str(directory) if folder.local else folder.where
 
 
-class Directory(Destination):
+class _InFolder(Destination):
+    """Base of the destinations that write files into a folder.
+
+    Attributes:
+        has_index: whether the folder has a folder with an index, which belongs to Ferryman.
+    """
+
+    has_index: ClassVar[bool] = False
+
+    def _open_folder(self, directory: str | Path, options: Mapping[str, Any] | None) -> None:
+        """
+        Raises:
+            PlanError: the URL, or an option, is invalid.
+        """
+        try:
+            self._use(open_folder(directory, options, own=self.has_index))
+        except ValueError as e:
+            raise PlanError([f"{type(self).__name__}: {e}."]) from None
+
+    def _use(self, folder: TargetFolder) -> None:
+        self._folder = folder
+        self.directory: Path | str = Path(folder.local) if folder.local else folder.where
+
+    def elsewhere(self, directory: Path) -> Self:
+        """Return a copy that writes into this folder."""
+        other = copy.copy(self)
+        other._open_folder(directory, None)
+        return other
+
+    def target(self) -> str:
+        return self._folder.target
+
+    def local_paths(self) -> tuple[str, ...]:
+        return (self._folder.local,) if self._folder.local else ()
+
+    def not_installed(self) -> str:
+        return self._folder.not_installed()
+
+
+class Directory(_InFolder):
     """Keeps one file per document in a folder: ``Directory("out")`` puts ``histories/henryv.txt`` where its id says.
 
     **Content.** ``content="raw"``: the raw bytes as they are; of a document without any, its fields as a JSON object.
@@ -177,6 +209,7 @@ class Directory(Destination):
     """
 
     effect = Effect.IDEMPOTENT
+    has_index = True
     single_writer = True
     compares_sequences = True
     keyed_by_id = True
@@ -207,7 +240,7 @@ class Directory(Destination):
             storage_options: options for fsspec beside the URL of a drive. They travel to the workers, and are never
                 shown. Logins are better left to the environment.
         """
-        self._use(_folder(self, directory, storage_options, own=True))
+        self._open_folder(directory, storage_options)
         self.content: Content = content
         self.by: By = by
         self._context: DestinationContext | None = None
@@ -222,24 +255,8 @@ class Directory(Destination):
             raise PlanError([f"Directory({_as_given(directory, self._folder)!r}): {finding}" for finding in findings])
 
     def _use(self, folder: TargetFolder) -> None:
-        self._folder = folder
-        self.directory: Path | str = Path(folder.local) if folder.local else folder.where
+        super()._use(folder)
         self._index: FileIndex = LocalIndex(folder) if folder.local else RemoteIndex(folder)
-
-    def elsewhere(self, directory: Path) -> Self:
-        """Return a copy that writes into this folder."""
-        other = copy.copy(self)
-        other._use(_folder(self, directory, None, own=True))
-        return other
-
-    def target(self) -> str:
-        return self._folder.target
-
-    def local_paths(self) -> tuple[str, ...]:
-        return (self._folder.local,) if self._folder.local else ()
-
-    def not_installed(self) -> str:
-        return self._folder.not_installed()
 
     def check(self) -> None:
         """Make the folder and its index, and clean up after killed writers.
@@ -443,7 +460,6 @@ class IndexedFolder:
         self.changed: set[str] = set()
 
     def known(self, ids: Iterable[str]) -> dict[str, LastDelivery]:
-        """Return the last delivery of each id."""
         d = DOCUMENTS.c
         rows = self._rows(ids, d.id, d.sequence, d.delivery_hash, d.operation)
         return {row.id: LastDelivery(row.sequence, row.delivery_hash) for row in rows if row.operation != "new"}
@@ -566,7 +582,7 @@ def _folders_of(path: str) -> Iterator[str]:
 # Lines of JSON in a folder: a file for each chunk.
 
 
-class JsonLines(Destination):
+class JsonLines(_InFolder):
     """A folder of files ``<first sequence>-<last sequence>-<chunk>.jsonl``; each appears whole, or not at all.
 
     A line is an object with ``hash``, ``sequence``, ``operation`` ("upsert" or "delete"), ``id``, ``parent_id``,
@@ -615,29 +631,10 @@ class JsonLines(Destination):
         Raises:
             PlanError: ``rows`` is below 1.
         """
-        self._use(_folder(self, directory, storage_options, own=False))
+        self._open_folder(directory, storage_options)
         if rows is not None and rows < 1:
             raise PlanError([f"JsonLines({_as_given(directory, self._folder)!r}): rows={rows}: give 1 or more"])
         self.preferred_batch = rows  # type: ignore[misc]  # of this one
-
-    def _use(self, folder: TargetFolder) -> None:
-        self._folder = folder
-        self.directory: Path | str = Path(folder.local) if folder.local else folder.where
-
-    def elsewhere(self, directory: Path) -> Self:
-        """Return a copy that writes into this folder."""
-        other = copy.copy(self)
-        other._use(_folder(self, directory, None, own=False))
-        return other
-
-    def target(self) -> str:
-        return self._folder.target
-
-    def local_paths(self) -> tuple[str, ...]:
-        return (self._folder.local,) if self._folder.local else ()
-
-    def not_installed(self) -> str:
-        return self._folder.not_installed()
 
     def check(self) -> None:
         """Make the folder with its identity, and clean up after killed writers."""

@@ -111,7 +111,6 @@ class _Record(NamedTuple):
 
     @property
     def hash(self) -> bytes:
-        """Hash of the delivery."""
         return self.headers[0][1] or b""
 
     @property

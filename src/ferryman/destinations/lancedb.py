@@ -25,32 +25,30 @@ from ferryman.destinations.base import (
     LastDelivery,
     Outcome,
     Stored,
-    compare,
     slices,
 )
-from ferryman.destinations.vector_rows import (
-    TOMBSTONE_S,
-    VectorRow,
-    another_vector,
-    filter_token,
-    filter_tokens,
-    missing_package,
-    outcome_of,
-    read_rows,
-    route_text,
-    stored_hash,
-)
 from ferryman.destinations.vectors import (
+    TOMBSTONE_S,
     Declaration,
     Metric,
     VectorDestination,
     VectorField,
+    VectorRow,
     Where,
+    another_vector,
     check_remembered,
     declaration_findings,
+    filter_token,
+    filter_tokens,
     hit_of,
+    missing_package,
+    newest_rows,
     read_filter,
     read_question,
+    read_rows,
+    record_stored,
+    route_text,
+    stored_hash,
     vector_fields,
 )
 from ferryman.errors import DeliveryError, Misconfigured, PlanError, Unavailable, UsageError
@@ -315,15 +313,11 @@ class LanceDB(VectorDestination):
 
     def highest_sequence(self) -> int | None:
         with self._translated_errors():
-            table = self._open_table()
-            highest: int | None = None
-            if table is not None:
-                for batch in table.search().select(["sequence"]).to_batches():
-                    import pyarrow.compute as pc
+            import pyarrow.compute as pc
 
-                    if batch.num_rows:
-                        highest = max(highest or 0, pc.max(batch["sequence"]).as_py())
-            return highest
+            table = self._open_table()
+            batches = [] if table is None else table.search().select(["sequence"]).to_batches()
+            return max((pc.max(batch["sequence"]).as_py() for batch in batches if batch.num_rows), default=None)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -348,14 +342,13 @@ class LanceDB(VectorDestination):
             raise Misconfigured(f"{self.target()}: write before open")
         outcomes: list[Outcome | None] = [None] * len(chunk)
         rows = read_rows(chunk, self.vectors, outcomes)
-        _, winners = compare([row.delivery for row in rows], {})
-        merged = [row for row in rows if winners[row.delivery.id] is row.delivery]
-        if merged:
+        if merged := newest_rows(rows):
             with self._translated_errors():
                 done = self._merge(merged)
                 self._wrote = True
                 if done.num_inserted_rows + done.num_updated_rows < len(merged):
-                    self._record_skipped(rows, outcomes)
+                    stored = self._read_last_deliveries(row.delivery.id for row in rows)
+                    record_stored(rows, stored, outcomes, self.target())
         return [outcome or Outcome.ok() for outcome in outcomes]
 
     def _merge(self, rows: list[VectorRow]) -> Any:
@@ -365,13 +358,6 @@ class LanceDB(VectorDestination):
         )
         crash.point("target.written")
         return done
-
-    def _record_skipped(self, rows: list[VectorRow], outcomes: list[Outcome | None]) -> None:
-        """Set the outcome of each row by what the table has of its id: a merge does not name what it skipped."""
-        there = self._read_last_deliveries(row.delivery.id for row in rows)
-        for row in rows:
-            outcome = outcome_of(row.delivery, there.get(row.delivery.id))
-            outcomes[row.position] = outcome or Outcome.transient(f"{self.target()}: it was not stored")
 
     def _read_last_deliveries(self, ids: Iterable[str]) -> dict[str, LastDelivery]:
         columns = ["id", "sequence", "delivery_hash"]
@@ -511,7 +497,7 @@ class LanceDB(VectorDestination):
         except (DeliveryError, UsageError):
             raise
         except ImportError as e:
-            raise Misconfigured(f"{missing_package('lancedb', 'lancedb', 'LanceDB') or e}.") from e
+            raise Misconfigured(f"{self.not_installed() or e}.") from e
         except (OSError, RuntimeError, ValueError) as e:
             why = f"{self.target()}: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
             if _CONFLICT.search(str(e)):

@@ -7,7 +7,6 @@ import re
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -26,31 +25,28 @@ from ferryman.destinations.base import (
     slices,
     split_by_size,
 )
-from ferryman.destinations.vector_rows import (
-    TOMBSTONE_S,
-    VectorRow,
-    another_vector,
-    filter_token,
-    filter_tokens,
-    missing_package,
-    read_rows,
-    route_text,
-    stored_hash,
-)
 from ferryman.destinations.vectors import (
+    TOMBSTONE_S,
     VECTOR_WRITE_S,
     Declaration,
     Metric,
+    VectorRow,
     VectorServer,
     Where,
+    another_vector,
     check_remembered,
     declaration_findings,
+    filter_token,
+    filter_tokens,
     hit_of,
     read_filter,
     read_question,
+    read_rows,
+    route_text,
+    stored_hash,
     vector_fields,
 )
-from ferryman.errors import DeliveryError, Misconfigured, PlanError, Unavailable, UsageError
+from ferryman.errors import Misconfigured, PlanError, Unavailable, UsageError
 from ferryman.net import urls
 from ferryman.net.http import check_destination, expand_variables
 
@@ -126,6 +122,7 @@ class Milvus(VectorServer):
     effect = Effect.IDEMPOTENT
     keyed_by_id = True
     request_s = REQUEST_S
+    package = ("pymilvus", "milvus")
 
     preferred_batch: ClassVar[int | None] = 500
     """About 2 MB with vectors of 512 numbers."""
@@ -172,12 +169,6 @@ class Milvus(VectorServer):
         if findings:
             raise PlanError([f"{name}: {finding}" for finding in findings])
         self.vectors = vector_fields(vectors)
-
-    def __repr__(self) -> str:
-        return f"Milvus({self.target()!r})"
-
-    def not_installed(self) -> str:
-        return missing_package("pymilvus", "milvus", "Milvus")
 
     def target(self) -> str:
         database = f"/{self.database}" if self.database else ""
@@ -448,30 +439,16 @@ class Milvus(VectorServer):
                 uri, token=token, db_name=self.database, timeout=REQUEST_S, grpc_options=_CONNECTION, dedicated=True
             )
 
-    @contextmanager
-    def _translated_errors(self, *, sent: bool = False) -> Iterator[None]:
-        """Translate the client's errors.
-
-        Args:
-            sent: it is an upsert, which may have taken effect, and whose documents may be to blame.
-        """
-        try:
-            yield
-        except (DeliveryError, UsageError, ConnectionError):
-            raise
-        except ImportError as e:
-            raise Misconfigured(f"{missing_package('pymilvus', 'milvus', 'Milvus') or e}.") from e
-        except Exception as e:
-            raise self._translate(e, sent) from e
-
     def _translate(self, error: Exception, sent: bool) -> Exception:
         import grpc
         from pymilvus import MilvusException
 
         said = error.message if isinstance(error, MilvusException) else str(error)
         why = f"{self.target()}: {' '.join(str(said).split())}"
-        if token := self.token:
-            why = why.replace(token, "…")
+        if self.token:
+            token = expand_variables(self.token, self.target())
+            for secret in filter(None, (token, token.partition(":")[2])):
+                why = why.replace(secret, "…")
         lost = isinstance(error, MilvusException) and (error.code in LOST_CODES or _AWAY.search(said))
         if lost or isinstance(error, grpc.RpcError | TimeoutError):
             return ConnectionError(why) if sent else Unavailable(why)

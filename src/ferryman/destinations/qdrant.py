@@ -6,7 +6,6 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, get_args
 
@@ -22,36 +21,33 @@ from ferryman.destinations.base import (
     LastDelivery,
     Outcome,
     Stored,
-    compare,
     slices,
     split_by_size,
 )
-from ferryman.destinations.vector_rows import (
-    TOMBSTONE_S,
-    VectorRow,
-    another_vector,
-    missing_package,
-    outcome_of,
-    read_rows,
-    route_text,
-    stored_hash,
-)
 from ferryman.destinations.vectors import (
+    TOMBSTONE_S,
     VECTOR_WRITE_S,
     Declaration,
     Metric,
     Scalar,
     VectorField,
+    VectorRow,
     VectorServer,
     Where,
+    another_vector,
     check_remembered,
     declaration_findings,
     hit_of,
+    newest_rows,
     read_filter,
     read_question,
+    read_rows,
+    record_stored,
+    route_text,
+    stored_hash,
     vector_fields,
 )
-from ferryman.errors import DeliveryError, Misconfigured, PlanError, Unavailable, UsageError
+from ferryman.errors import Misconfigured, PlanError, Unavailable, UsageError
 from ferryman.net import urls
 from ferryman.net.http import check_destination, expand_variables
 from ferryman.net.urls import NOT_HANDLED
@@ -131,6 +127,7 @@ class Qdrant(VectorServer):
     compares_sequences = True
     keyed_by_id = True
     request_s = REQUEST_S
+    package = ("qdrant_client", "qdrant")
 
     preferred_batch: ClassVar[int | None] = 500
     """About 4 MB with vectors of 512 numbers."""
@@ -183,12 +180,6 @@ class Qdrant(VectorServer):
         if findings:
             raise PlanError([f"{name}: {finding}" for finding in findings])
         self.vectors = vector_fields(vectors)
-
-    def __repr__(self) -> str:
-        return f"Qdrant({self.target()!r})"
-
-    def not_installed(self) -> str:
-        return missing_package("qdrant_client", "qdrant", "Qdrant")
 
     def target(self) -> str:
         return f"{urls.strip_secrets(self.url)}/{self.collection}"
@@ -299,9 +290,7 @@ class Qdrant(VectorServer):
         until = self._begin_write()
         outcomes: list[Outcome | None] = [None] * len(chunk)
         rows = read_rows(chunk, self.vectors, outcomes)
-        _, winners = compare([row.delivery for row in rows], {})
-        last = [row for row in rows if winners[row.delivery.id] is row.delivery]
-        operations = self._operations(last, outcomes)
+        operations = self._operations(newest_rows(rows), outcomes)
         rows = [row for row in rows if outcomes[row.position] is None]
         for request in split_by_size(operations, _size, REQUEST_BYTES):
             self._send(request, outcomes, until)
@@ -422,17 +411,14 @@ class Qdrant(VectorServer):
             )
             found = self._request(retrieve, until)
             there |= {str(point.id): (point.payload or {}).get(OBJECT) for point in found}
+        stored = {own["id"]: LastDelivery(own["sequence"], own["hash"]) for own in there.values() if own is not None}
+        record_stored(rows, stored, outcomes, self.target())
         for row in rows:
             id = point_id(row.delivery.id)
-            own = there.get(id)
-            if own is None and id in there:
+            if id in there and there[id] is None:
                 outcomes[row.position] = Outcome.permanent(
                     f"{self.target()}: another program has written the point of this document. Remove it."
                 )
-                continue
-            stored = None if own is None else LastDelivery(own["sequence"], own["hash"])
-            outcome = outcome_of(row.delivery, stored)
-            outcomes[row.position] = outcome or Outcome.transient(f"{self.target()}: it was not stored")
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -505,24 +491,8 @@ class Qdrant(VectorServer):
             headers = {"api-key": key} if key else None  # as api_key= it would warn of each connection without TLS
             return QdrantClient(url=url, headers=headers, timeout=REQUEST_S, check_compatibility=False)
 
-    @contextmanager
-    def _translated_errors(self, *, sent: bool = False) -> Iterator[None]:
-        """Translate the client's errors.
-
-        Args:
-            sent: the request may have taken effect, unless the server refuses it; what one point may be to blame for
-                is raised as it is.
-        """
-        try:
-            yield
-        except (DeliveryError, UsageError):
-            raise
-        except ImportError as e:
-            raise Misconfigured(f"{missing_package('qdrant_client', 'qdrant', 'Qdrant') or e}.") from e
-        except Exception as e:
-            raise self._translate(e, sent) from e
-
     def _translate(self, error: Any, sent: bool) -> Exception:
+        """Return the error to raise; of a ``sent`` request, what one point may be to blame for is raised as it is."""
         from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
         from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 

@@ -6,6 +6,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
@@ -180,6 +181,11 @@ class Collection:
             return Reply(200 if answer.is_success else answer.status, set(pairs[::2]), why)
         raise self._error_of(answer)
 
+    def _commit(self) -> None:
+        """Commit pending updates, so that all can be found."""
+        self._check_log_replayed()
+        self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)
+
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of documents, and of deletes that leave a tombstone. Commits pending updates.
 
@@ -187,8 +193,7 @@ class Collection:
             TransientError, ConnectionError: it cannot be asked.
             Misconfigured: for an operator to fix.
         """
-        self._check_log_replayed()
-        self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)
+        self._commit()
         field = self._names.sequence
         form = urlencode(
             {"q": "*:*", "rows": "0", "wt": "json", "stats": "true", "stats.field": f"{{!max=true}}{field}"}
@@ -208,8 +213,7 @@ class Collection:
         if ids is not None:
             yield from self._read_documents(self._get(ids, fields))
             return
-        self._check_log_replayed()
-        self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)
+        self._commit()
         mark, next_mark = "", "*"
         while next_mark != mark:
             mark = next_mark
@@ -227,8 +231,7 @@ class Collection:
             TransientError, ConnectionError: it cannot be asked.
             Misconfigured: for an operator to fix.
         """
-        self._check_log_replayed()
-        self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)
+        self._commit()
         names = self._names
         form = {"q": f"{names.sequence}:[{sequence + 1} TO *]", "sort": f"{names.sequence} desc", "rows": _NEWEST}
         form |= {"fl": f"id,{names.hash},{names.origin}", "wt": "json"}
@@ -537,44 +540,29 @@ class Solr(Destination):
             TransientError, ConnectionError: it does not answer.
             PermanentError: it is not fit, or this user may not ask; says what to do.
         """
-        http = self._connection()
-        try:
-            Collection(http, self.target(), self.names, TIMEOUT_S).check(self.versions is not None)
-        finally:
-            http.close()
+        with self._open_collection() as collection:
+            collection.check(self.versions is not None)
 
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of documents; with ``versions=`` also of deletes."""
-        http = self._connection()
-        try:
-            return Collection(http, self.target(), self.names, TIMEOUT_S).highest_sequence()
-        finally:
-            http.close()
+        with self._open_collection() as collection:
+            return collection.highest_sequence()
 
     def newer_than(self, sequence: int) -> Iterator[Stored]:
         """Yield the documents of the highest sequences, see ``Destination.newer_than``."""
-        http = self._connection()
-        try:
-            yield from Collection(http, self.target(), self.names, TIMEOUT_S).newer_than(sequence)
-        finally:
-            http.close()
+        with self._open_collection() as collection:
+            yield from collection.newer_than(sequence)
 
     def inventory(self, context: DestinationContext, ids: Iterable[str] | None = None) -> Iterator[Stored]:
         """Yield the documents, see ``Destination.inventory``. Their content is not compared with what was written: the
         schema may have changed its form."""
-        http = self._connection()
-        try:
-            yield from Collection(http, self.target(), self.names, TIMEOUT_S).stored(ids)
-        finally:
-            http.close()
+        with self._open_collection() as collection:
+            yield from collection.stored(ids)
 
     def search(self, query: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
         """Return the documents that match the query in any of the collection's text fields, best first."""
-        http = self._connection()
-        try:
-            return Collection(http, self.target(), self.names, TIMEOUT_S).search(query, limit, mark)
-        finally:
-            http.close()
+        with self._open_collection() as collection:
+            return collection.search(query, limit, mark)
 
     def open(self, context: DestinationContext) -> None:
         self._http = self._connection()
@@ -625,6 +613,14 @@ class Solr(Destination):
 
     def _parameters(self) -> dict[str, str]:
         return {} if self.commit_within_ms is None else {"commitWithin": str(self.commit_within_ms)}
+
+    @contextmanager
+    def _open_collection(self) -> Iterator[Collection]:
+        http = self._connection()
+        try:
+            yield Collection(http, self.target(), self.names, TIMEOUT_S)
+        finally:
+            http.close()
 
     def _connection(self) -> Http:
         return Http(self.url, shown=self.target(), auth=self.auth, ca=self.ca)

@@ -33,7 +33,7 @@ from ferryman.intake.nodes import (
 )
 from ferryman.intake.states import ACCESS as ACCESS_TABLE
 from ferryman.intake.states import BATCH, JOB, JobList, JobState, Transitions, job_list_of
-from ferryman.intake.store import Check, Conflict, Create, Delete, Op, StoredNode
+from ferryman.intake.store.base import Check, Conflict, Create, Delete, Op, StoredNode
 from ferryman.intake.tree import KINDS, NodeTree
 from ferryman.net.urls import redact
 

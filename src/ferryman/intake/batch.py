@@ -21,7 +21,7 @@ from ferryman.intake.nodes import (
     submission_uuid,
 )
 from ferryman.intake.states import BATCH, BatchState, JobList, JobState, Transitions, job_list_of
-from ferryman.intake.store import Check, Create, Delete, Op, Set
+from ferryman.intake.store.base import Check, Create, Delete, Op, Set
 from ferryman.intake.tree import NodeTree
 
 ACCEPTS_JOBS: Final = frozenset({BatchState.PENDING, BatchState.HELD, BatchState.PROCESSING})
@@ -46,7 +46,6 @@ class Batch(Item):
 
     @property
     def submission(self) -> dict[str, Any]:
-        """Return the submission."""
         return self._tree.json(f"{self.path}/submission")
 
     @property

@@ -13,7 +13,7 @@ from ferryman.errors import plain_text
 from ferryman.intake.errors import ItemLocked, LockLost, NodeInvalid, StateError
 from ferryman.intake.nodes import access_path, decode_node, encode_node, number_of, numbered_name
 from ferryman.intake.states import ACCESS, AccessState, Transitions
-from ferryman.intake.store import Check, Conflict, ConflictReason, Create, Delete, Op, Set, StoredNode
+from ferryman.intake.store.base import Check, Conflict, ConflictReason, Create, Delete, Op, Set, StoredNode
 from ferryman.intake.tree import HeldLock, NodeTree, trim_message
 
 NO_NODE: Final = StoredNode(b"", 0, 0, 0, 0, 0, 0.0, 0.0)
@@ -303,7 +303,6 @@ class Item:
         self._held_lock, self._known_status, self._ever_held = None, None, True
 
     def _move_ops(self, now: StatusNode, after: Any, message: str) -> list[Op]:
-        """Return the operations that make a move."""
         return [self._set_status(now, self._next_status(now, after, message))]
 
     def _next_status(self, now: StatusNode, after: Any, message: str) -> dict[str, Any]:

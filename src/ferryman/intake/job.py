@@ -25,7 +25,7 @@ from ferryman.intake.nodes import (
     state_path,
 )
 from ferryman.intake.states import JOB, JobList, JobState, Transitions, job_list_of, resume_state
-from ferryman.intake.store import Check, Create, Delete, Op, Set, StoredNode
+from ferryman.intake.store.base import Check, Create, Delete, Op, Set, StoredNode
 from ferryman.intake.tree import HeldLock, NodeTree, trim_message
 from ferryman.net.urls import split
 from ferryman.storage import files
@@ -67,7 +67,6 @@ class Job(Item):
 
     @property
     def batch_id(self) -> str:
-        """Return the id of the job's batch."""
         if not self._batch_id:  # immutable
             path = f"{self.path}/bid"
             self._batch_id = decode_text(path, self._tree.get(path).data)

@@ -25,7 +25,7 @@ from ferryman.intake.nodes import (
     state_path,
 )
 from ferryman.intake.states import JobList, JobState
-from ferryman.intake.store import StoredNode
+from ferryman.intake.store.base import StoredNode
 from ferryman.intake.tree import NodeTree
 
 ITEMS_AT_ONCE: Final = 512

@@ -41,18 +41,8 @@ from ferryman.intake.nodes import (
     without_date,
 )
 from ferryman.intake.states import AccessState, BatchState, JobList, JobState
-from ferryman.intake.store import (
-    COMMITS_AT_ONCE,
-    SESSION_TIMEOUT_S,
-    Check,
-    Conflict,
-    Create,
-    Op,
-    Store,
-    StoredNode,
-    Watch,
-    open_store,
-)
+from ferryman.intake.store import SESSION_TIMEOUT_S, open_store
+from ferryman.intake.store.base import COMMITS_AT_ONCE, Check, Conflict, Create, Op, Store, StoredNode, Watch
 from ferryman.intake.tree import KINDS, Locks, NodeTree
 
 log = logging.getLogger("ferryman.intake")
@@ -726,6 +716,7 @@ class Acquirer:
             awaiting = self._awaiting_operator[purpose]
             for removed in set(awaiting).difference(names):
                 awaiting.pop(removed, None)
+            self._finished[purpose].intersection_update(names)
         names = [name for name in names if name not in self._finished[purpose]]
         self._batch_names[purpose] = counts, names
         return names

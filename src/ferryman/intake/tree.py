@@ -23,7 +23,7 @@ from ferryman.intake.nodes import (
     name_of,
     node_name,
 )
-from ferryman.intake.store import (
+from ferryman.intake.store.base import (
     Check,
     Commit,
     Conflict,
@@ -246,8 +246,6 @@ _NUMBERED_SUFFIX = re.compile(r"~[0-9]+")
 
 
 class LockKind(NamedTuple):
-    """A kind of lock."""
-
     folder: str
     node: str
     """Name of the lock's node; "" if the lock has a name of its own."""

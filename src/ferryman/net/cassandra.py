@@ -425,7 +425,6 @@ class Connection:
         return self._prepared[query]
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows of a query."""
         return list(self.iter_rows(query, values))
 
     def iter_rows(self, query: str, values: Sequence[Any] = ()) -> Iterator[Any]:

@@ -305,6 +305,9 @@ def _read_up_to(receive: Callable[[int], bytes], count: int | None) -> bytes:
     return b"".join(parts)
 
 
+_BLOCK_BYTES: Final = 4 * 2**20
+
+
 class _Blocks(io.RawIOBase):
     """File that is read in blocks, each by a request of its own.
 
@@ -312,9 +315,8 @@ class _Blocks(io.RawIOBase):
         fetch: returns the bytes from a position up to another one; fewer at the end of the file.
     """
 
-    def __init__(self, fetch: Callable[[int, int], bytes], block_bytes: int = 4 * 2**20) -> None:
+    def __init__(self, fetch: Callable[[int, int], bytes]) -> None:
         self._fetch = fetch
-        self._block_bytes = block_bytes
         self._block = memoryview(b"")
         self._position = 0
         self._ended = False
@@ -324,8 +326,8 @@ class _Blocks(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if not self._block and not self._ended:
-            block = self._fetch(self._position, self._position + self._block_bytes)
-            self._ended = len(block) < self._block_bytes
+            block = self._fetch(self._position, self._position + _BLOCK_BYTES)
+            self._ended = len(block) < _BLOCK_BYTES
             self._position += len(block)
             self._block = memoryview(block)
         count = min(len(buffer), len(self._block))

@@ -219,7 +219,6 @@ class Http:
         return Answer(answer.status, self.redact(answer.reason or ""), answer.headers, bytes(content))
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def redact(self, text: str | bytes, limit: int = 300) -> str:
@@ -672,5 +671,4 @@ def expand_variables(text: str, subject: str) -> str:
 
 
 def variable_names(text: str) -> list[str]:
-    """Return the names of the variables in a text."""
     return _VARIABLE.findall(text)

@@ -302,7 +302,6 @@ class Cluster:
         return self._read_settings(ConfigResource(ResourceType.TOPIC, topic), f"topic {topic}")
 
     def broker_settings(self) -> dict[str, str]:
-        """Return the settings of one of the brokers."""
         from confluent_kafka.admin import ConfigResource, ResourceType
 
         with self.errors("the brokers"):

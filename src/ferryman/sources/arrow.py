@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -37,7 +37,7 @@ class RowEncoder:
         UsageError: no column has this name, two columns share one, or ids cannot be made of this column.
     """
 
-    def __init__(self, schema: pa.Schema, id: str | None, source: str = "DataFrame") -> None:
+    def __init__(self, schema: pa.Schema, id: str | None, source: str) -> None:
         check_names(schema.names, id, source)
         self.schema = schema
         self._id = None if id is None else schema.names.index(id)
@@ -64,6 +64,17 @@ class RowEncoder:
         return ids, list(map(self._encode, map(self._row, *columns)))
 
 
+def encode_batches(
+    batches: Iterable[pa.RecordBatch], id: str | None, source: str
+) -> Iterator[tuple[list[str | None], list[bytes]]]:
+    """Yield ids and encoded fields of each batch, whose schemas may differ, see ``RowEncoder``."""
+    encoder: RowEncoder | None = None
+    for batch in batches:
+        if encoder is None or encoder.schema != batch.schema:
+            encoder = RowEncoder(batch.schema, id, source)
+        yield encoder.encode(batch)
+
+
 def _nesting(kind: pa.DataType) -> int:
     """Return the depth of nested lists, structs and maps."""
     inner = [kind.field(at).type for at in range(kind.num_fields)] if not types.is_map(kind) else []
@@ -86,7 +97,7 @@ def row_maker(names: list[str]) -> Callable[..., Any]:
     return msgspec.defstruct("Row", list(fields), rename=fields, gc=False)
 
 
-def check_names(names: list[str], id: str | None, source: str = "DataFrame") -> None:
+def check_names(names: list[str], id: str | None, source: str) -> None:
     """
     Raises:
         UsageError: no column has this name, or two columns share one; names them.
@@ -98,7 +109,7 @@ def check_names(names: list[str], id: str | None, source: str = "DataFrame") -> 
         raise UsageError(f"{source}: two columns are called {', '.join(duplicates)}: give them names of their own.")
 
 
-def id_type_error(name: str, kind: str, source: str = "DataFrame") -> str:
+def id_type_error(name: str, kind: str, source: str) -> str:
     """Return the error text for a column whose type cannot be an id."""
     return f"{source}(id={name!r}): the column holds {kind}; an id is text or a number. Cast it to text."
 

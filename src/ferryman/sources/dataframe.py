@@ -97,7 +97,7 @@ class DataFrame(Source):
             raise UsageError(
                 f"DataFrame: read returned a {type(frame).__name__}, not one of Spark's. Is a `return` missing?"
             )
-        check_names([name for name, _ in types], self.id)
+        check_names([name for name, _ in types], self.id, "DataFrame")
         for name, kind in types:
             opaque = _OPAQUE.search(kind)
             if opaque is not None:
@@ -105,7 +105,7 @@ class DataFrame(Source):
                     f"DataFrame: column {name!r} holds {opaque[1]}, which JSON cannot hold. Cast it or drop it in read."
                 )
             if name == self.id and kind.partition("(")[0] not in _ID_TYPES:
-                raise UsageError(id_type_error(name, kind))
+                raise UsageError(id_type_error(name, kind, "DataFrame"))
         return frame
 
     def columns(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[str], list[bytes]]]:
@@ -117,22 +117,19 @@ class DataFrame(Source):
             UsageError: there is no such column, or ids cannot be made of it.
             BadDocument: some rows have no id; raised after the last batch.
         """
-        from ferryman.sources.arrow import RowEncoder
+        from ferryman.sources.arrow import encode_batches
 
-        encoder: RowEncoder | None = None
         rows = without_id = 0
         example = b""
-        for batch in batches:
-            if encoder is None or encoder.schema != batch.schema:
-                encoder = RowEncoder(batch.schema, self.id)
-            ids, fields = encoder.encode(batch)
+        for ids, fields in encode_batches(batches, self.id, "DataFrame"):
             rows += len(ids)
             if None in ids or "" in ids:
                 example = example or next(text for id, text in zip(ids, fields, strict=True) if not id)
                 named = [(id, text) for id, text in zip(ids, fields, strict=True) if id]
                 without_id += len(ids) - len(named)
-                ids, fields = [id for id, _ in named], [text for _, text in named]
-            yield ids, fields  # type: ignore[misc]  # no None is left in ids
+                yield [id for id, _ in named], [text for _, text in named]
+            else:
+                yield ids, fields  # type: ignore[misc]  # there is no None in ids
         if without_id:
             raise BadDocument(
                 f"{without_id} of {rows} rows have no {self.id!r} (null or empty) and cannot be documents. The first "

@@ -656,8 +656,6 @@ _NAMED_FOLDERS: Final = 3  # number of problems that an error lists; a broken mo
 
 
 class FileContent(NamedTuple):
-    """Content of a file."""
-
     data: bytes
     modified_s: float | None
     """Time of modification (seconds since 1970); None: not known."""

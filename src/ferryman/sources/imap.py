@@ -7,7 +7,7 @@ import ipaddress
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, get_args
@@ -216,20 +216,27 @@ class ServerAddress(NamedTuple):
         context = None
         if self.security != "none":
             context = ssl.create_default_context(cafile=self.ca)
-        try:
-            client = IMAPClient(
-                self.host, self.port, ssl=self.security == "tls", ssl_context=context,
-                timeout=SocketTimeout(self.timeout_s, self.timeout_s),
-            )  # fmt: skip
-            client._imap.debug = 0  # it would log what is sent
-            if self.security == "starttls":
-                client.starttls(context)
-        except ssl.SSLEOFError as e:
-            raise Unavailable(f"{self.shown} ends the connection: {plain_text(e)}") from e
-        except ssl.SSLError as e:
-            raise Misconfigured(f"{self.shown}: {plain_text(e)}. Is it the right host, and its certificate?") from e
-        except (OSError, imaplib.IMAP4.error) as e:
-            raise Unavailable(f"{self.shown} does not answer: {plain_text(e)}") from e
+        with ExitStack() as on_error:
+            try:
+                client = IMAPClient(
+                    self.host, self.port, ssl=self.security == "tls", ssl_context=context,
+                    timeout=SocketTimeout(self.timeout_s, self.timeout_s),
+                )  # fmt: skip
+                on_error.callback(_end, client)
+                client._imap.debug = 0  # it would log what is sent
+                if self.security == "starttls":
+                    client.starttls(context)
+            except ssl.SSLEOFError as e:
+                raise Unavailable(f"{self.shown} ends the connection: {plain_text(e)}") from e
+            except ssl.SSLError as e:
+                raise Misconfigured(f"{self.shown}: {plain_text(e)}. Is it the right host, and its certificate?") from e
+            except (OSError, imaplib.IMAP4.error) as e:
+                raise Unavailable(f"{self.shown} does not answer: {plain_text(e)}") from e
+            self._log_in(client, user, secret)
+            on_error.pop_all()
+        return client
+
+    def _log_in(self, client: IMAPClient, user: str, secret: str) -> None:
         try:
             if self.token:
                 client.oauth2_login(user, secret)
@@ -244,7 +251,6 @@ class ServerAddress(NamedTuple):
             raise Misconfigured(f"{self.shown} refuses the login of {user}: {said}") from None
         except OSError as e:
             raise Unavailable(f"{self.shown} does not answer: {plain_text(e)}") from e
-        return client
 
     @property
     def shown(self) -> str:
@@ -279,8 +285,7 @@ class MailReader:
                 return request(self._client)
             except (OSError, imaplib.IMAP4.abort) as e:
                 if self._client is not None:
-                    with suppress(OSError, imaplib.IMAP4.error):
-                        self._client.shutdown()
+                    _end(self._client)
                 self._client = None
                 if attempt == 2:
                     raise Unavailable(f"{self._server.shown} ends the connection: {plain_text(e)}") from e
@@ -354,6 +359,12 @@ class MailReader:
             return content
         except (imaplib.IMAP4.error, UnclearFolder) as e:
             raise TransientError(f"{self._server.shown}: {folder!r}, mail {uid}: {plain_text(e)}") from e
+
+
+def _end(client: IMAPClient) -> None:
+    """End a connection without a word to the server."""
+    with suppress(OSError, imaplib.IMAP4.error):
+        client.shutdown()
 
 
 class FolderScan:

@@ -108,6 +108,17 @@ class IndexSource(Source):
         finally:
             server.close()
 
+    def listing(self, partition: Slice | HashPart) -> Iterator[Listed | Document | Bookmark | Note]:
+        if partition.remembered is not None:
+            yield Bookmark(_WHOLE, partition.remembered)
+            yield from map(Note, partition.notes)
+        with self._server() as server:
+            yield from self._documents(server, partition)
+
+    def _documents(self, server: IndexServer, part: Any) -> Iterator[Listed | Document]:
+        """Yield the documents of a part, page by page."""
+        raise NotImplementedError
+
     def _check_count(self, count: int, bookmarks: Mapping[str, Any]) -> None:
         """
         Raises:
@@ -372,14 +383,7 @@ class OpenSearch(IndexSource):
         number = str(answer.get("version", {}).get("number", ""))
         return tuple(int(part) for part in number.split("-")[0].split(".")[:2] if part.isdecimal())
 
-    def listing(self, partition: Slice) -> Iterator[Listed | Document | Bookmark | Note]:
-        if partition.remembered is not None:
-            yield Bookmark(_WHOLE, partition.remembered)
-            yield from map(Note, partition.notes)
-        with self._server() as server:
-            yield from self._documents(server, partition)
-
-    def _documents(self, server: IndexServer, piece: Slice) -> Iterator[Listed | Document]:
+    def _documents(self, server: IndexServer, part: Slice) -> Iterator[Listed | Document]:
         """Yield the documents of a slice, page by page.
 
         Raises:
@@ -387,14 +391,14 @@ class OpenSearch(IndexSource):
             TransientError: fewer documents came than were counted.
         """
         body: dict[str, Any] = {
-            "pit": {"id": piece.point, "keep_alive": KEEP_ALIVE},
-            "query": piece.query,
-            "sort": [{piece.order: "asc"}],
+            "pit": {"id": part.point, "keep_alive": KEEP_ALIVE},
+            "query": part.query,
+            "sort": [{part.order: "asc"}],
             "size": FIRST_PAGE,
             "track_total_hits": True,
         }
-        if piece.of > 1:
-            body["slice"] = {"id": piece.number, "max": piece.of}
+        if part.of > 1:
+            body["slice"] = {"id": part.number, "max": part.of}
         listed, total = 0, None
         while total is None or listed < total:
             answer, size = server.ask("POST", "/_search", body)
@@ -613,13 +617,6 @@ class Solr(IndexSource):
         if "response" not in answer:
             raise UsageError(f"{self.place()}: what answers there is not a collection of Solr. Correct the url.")
         return answer, size
-
-    def listing(self, partition: HashPart) -> Iterator[Listed | Document | Bookmark | Note]:
-        if partition.remembered is not None:
-            yield Bookmark(_WHOLE, partition.remembered)
-            yield from map(Note, partition.notes)
-        with self._server() as server:
-            yield from self._documents(server, partition)
 
     def _documents(self, server: IndexServer, part: HashPart) -> Iterator[Document]:
         """Yield the documents of a part, page by page.

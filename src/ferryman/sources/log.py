@@ -670,7 +670,6 @@ class Joined(CombinedLog):
         }
 
     def _joined_entries(self, piece: Piece) -> Iterator[Entry]:
-        """Yield joined entries one by one."""
         reached: dict[str, int] = {}
         readers = self._read_inputs(piece, reached)
         entries = {name: _entries_of(self.inputs[name], reader) for name, reader in readers.items()}

@@ -151,7 +151,6 @@ def unless_known(listed: Listed) -> Unchanged | None:
 
 
 def mail_document(listed: Listed, location: MailLocation, content: bytes) -> Fetched:
-    """Return the document of a mail."""
     fields: dict[str, Any] = {"folders": location.folders, "size": len(content), "mime": MIME}
     if message_id := message_id_of(headers_of(content)):
         fields |= {"message_id": message_id, "url": f"mid:{quote(message_id)}"}

@@ -150,7 +150,6 @@ class Parquet(Records):
                 yield self._row(number, id, text, raw, folders)
 
     def _contents(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        """Return the content of each row."""
         import pyarrow as pa
         from pyarrow import types
 

@@ -235,7 +235,6 @@ class Session:
         return lsn_number(flushed)
 
     def slot(self, name: str) -> SlotOfServer | None:
-        """Return the slot of this name."""
         rows = self._rows(
             "SELECT plugin, database, coalesce(confirmed_flush_lsn, '0/0')::text, wal_status, "
             "pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots WHERE slot_name = %s",

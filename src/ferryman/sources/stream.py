@@ -556,17 +556,13 @@ class StoreRows:
     def __call__(self, partition: int, batches: Iterable[pa.RecordBatch]) -> tuple[str, int]:
         import pyarrow as pa
 
-        from ferryman.sources.arrow import RowEncoder
+        from ferryman.sources.arrow import encode_batches
         from ferryman.storage.parquet import PartWriter
 
         schema = pa.schema([("id", pa.string()), ("fields", pa.binary())])
         writer = PartWriter(path_of(self._folder), schema, epoch=0)
-        encoder: RowEncoder | None = None
         try:
-            for batch in batches:
-                if encoder is None or encoder.schema != batch.schema:
-                    encoder = RowEncoder(batch.schema, self._id)
-                ids, fields = encoder.encode(batch)
+            for ids, fields in encode_batches(batches, self._id, "Stream"):
                 if ids:
                     writer.write(pa.table([pa.array(ids, pa.string()), pa.array(fields, pa.binary())], schema=schema))
             if not writer.rows:

@@ -240,7 +240,6 @@ class TableChanges(Source):
             yield from self._documents(_plain_batches(query), Document.of)
 
     def _rows_of(self, found: DeltaTable, ids: Collection[str]) -> Iterator[Document]:
-        """Yield the rows of these ids."""
         from deltalake import QueryBuilder
 
         wanted = set(ids)
@@ -274,14 +273,11 @@ class TableChanges(Source):
         Raises:
             BadDocument: some rows have no id; raised after the last batch.
         """
-        from ferryman.sources.arrow import RowEncoder
+        from ferryman.sources.arrow import encode_batches
 
-        encoder: RowEncoder | None = None
         unnamed = 0
-        for batch in batches:
-            if encoder is None or encoder.schema != batch.schema:
-                encoder = RowEncoder(batch.schema, self.id)
-            for id, fields in zip(*encoder.encode(batch), strict=True):
+        for rows in encode_batches(batches, self.id, "TableChanges"):
+            for id, fields in zip(*rows, strict=True):
                 if id:
                     yield make(id, decode_fields(fields))
                 else:

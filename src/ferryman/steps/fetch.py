@@ -191,5 +191,4 @@ def _pool(process: int) -> PoolManager:
 
 
 def _host_of(url: str) -> str:
-    """Return host and port of a URL."""
     return urlsplit(url).netloc.rpartition("@")[2]

@@ -465,18 +465,18 @@ def field_name(value: str, argument: str) -> str:
     return value
 
 
-def field_values(doc: Document, name: str, kinds: Kinds = TEXT) -> list[Any] | None:
-    """Return the values of a field, which holds one value or a list of them, without nulls; None without the field.
+def field_values(doc: Document, name: str) -> list[str] | None:
+    """Return the texts of a field, which holds one or a list of them, without nulls; None without the field.
 
     Raises:
-        BadDocument: a value of another kind.
+        BadDocument: a value is not text.
     """
     current = doc.get(name)
     if current is None:
         return None
     present = [value for value in _as_sequence(current) if value is not None]
     for value in present:
-        _check_kind(doc, name, value, kinds)
+        _check_kind(doc, name, value, TEXT)
     return present
 
 

@@ -215,7 +215,6 @@ class MainTextProcess:
                 raise
 
     def end(self) -> None:
-        """End the child."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

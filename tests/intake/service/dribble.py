@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.support.local_server import LocalServer
 
 EVERY_S = 0.05
 PADDING = "x" * 100
 """Makes the headers last several seconds: longer than what others do meanwhile, shorter than a receiver may take."""
 
 
-class Dribble:
+class Dribble(LocalServer):
     """Serves ``contents`` by path. Paths below ``/headers/`` dribble from the first byte of the answer on, others their
     content; ``answered`` counts the requests that have come."""
 
@@ -47,17 +49,11 @@ class Dribble:
 
             def log_message(self, *_: Any) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._start(Handler)
 
     def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}{path}"
+        return f"http://127.0.0.1:{self.port}{path}"
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
         self.faster.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().stop()

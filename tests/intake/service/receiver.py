@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.support.local_server import LocalServer
 
 
-class Receiver:
+class Receiver(LocalServer):
     """Answers each POST with the next of ``answers``, then with 200."""
 
     def __init__(self, *answers: int) -> None:
@@ -31,22 +32,14 @@ class Receiver:
 
             def log_message(self, *_: Any) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._start(Handler)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/told"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        return f"http://127.0.0.1:{self.port}/told"
 
 
-class FileServer:
+class FileServer(LocalServer):
     """Serves what ``contents`` holds by path, with ranges and an etag; ``breaks`` answers are cut off in the middle."""
 
     def __init__(self, contents: dict[str, bytes], *, breaks: int = 0, sizes: bool = True) -> None:
@@ -104,21 +97,13 @@ class FileServer:
 
             def log_message(self, *_: Any) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._start(Handler)
 
     def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}{path}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        return f"http://127.0.0.1:{self.port}{path}"
 
 
-class Redirecting:
+class Redirecting(LocalServer):
     """Answers every request with a redirect to ``target``."""
 
     target = ""
@@ -139,16 +124,7 @@ class Redirecting:
 
             def log_message(self, *_: Any) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_port
+        self._start(Handler)
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()

@@ -15,7 +15,7 @@ from ferryman.cli.app import start
 from ferryman.errors import UsageError
 from ferryman.intake.service import access
 from ferryman.intake.service.access import KEPT_S, request_bundle
-from ferryman.intake.store import Set
+from ferryman.intake.store.base import Set
 from tests.intake.service.child import CHILD
 from tests.intake.service.place import Place
 from tests.support.zygote import Zygote

@@ -17,7 +17,7 @@ from ferryman.intake.service.manifest import (
     last_bytes,
     parse_manifest,
 )
-from ferryman.intake.store import Set
+from ferryman.intake.store.base import Set
 from tests.intake.conftest import brought
 from tests.intake.service.place import Place
 from tests.support.tiers import sampled

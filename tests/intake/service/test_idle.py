@@ -76,7 +76,7 @@ def test_batches_that_wait_for_an_operator_are_not_asked_about_again(
 
 def test_what_other_programs_move_is_found_too(queue: JobQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """They set the status and nothing else: it takes longer, in proportion to how many wait."""
-    from ferryman.intake.store import Set
+    from ferryman.intake.store.base import Set
 
     ids = failed(queue)
     asked = Asked(queue, monkeypatch)

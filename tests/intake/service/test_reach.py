@@ -12,7 +12,8 @@ from ferryman.cli.app import start
 from ferryman.intake.service.errors import CorruptSubmission
 from ferryman.intake.service.payload import edit_configuration
 from ferryman.intake.service.reports import Callback
-from ferryman.net.allowed_addresses import Reach
+from ferryman.intake.service.serve import limited_to
+from ferryman.net.allowed_addresses import OWN_PLAN, REACH_VARIABLE, Reach, process_reach, to_environment
 from tests.intake.service.place import Place
 from tests.intake.service.receiver import FileServer, Receiver, Redirecting
 
@@ -171,6 +172,25 @@ def test_each_hop_of_a_redirect_is_judged(intake: Place, target: str) -> None:
     why = "a server may not do" if target == "file" else "not a public one"
     assert len([text for text in failures(intake) if why in text]) == 2
     assert set(intake.jobs().values()) == {"Failed"}
+
+
+@pytest.mark.parametrize("first_ends_first", [True, False])
+@pytest.mark.parametrize("before", [None, Reach(("/before",))])
+def test_services_of_one_process(before: Reach | None, first_ends_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever ends first: the other one keeps its limits, and at last they are as they were before."""
+    monkeypatch.delenv(REACH_VARIABLE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(REACH_VARIABLE, to_environment(before))
+    reaches = [Reach(("/first",)), Reach(("/second",))]
+    services = [limited_to(reach) for reach in reaches]
+    for service, reach in zip(services, reaches, strict=True):
+        service.__enter__()
+        assert process_reach() == reach
+    ended, other = (0, 1) if first_ends_first else (1, 0)
+    services[ended].__exit__(None, None, None)
+    assert process_reach() == reaches[other]
+    services[other].__exit__(None, None, None)
+    assert process_reach() == (before or OWN_PLAN)
 
 
 def test_no_proxy_is_asked(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:

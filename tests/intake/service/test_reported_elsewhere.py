@@ -12,7 +12,7 @@ import pytest
 from ferryman.cli.app import start
 from ferryman.intake.nodes import encode_node
 from ferryman.intake.service.access import request_bundle
-from ferryman.intake.store import Set
+from ferryman.intake.store.base import Set
 from tests.intake.service.place import Place
 from tests.intake.service.receiver import FileServer
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ferryman.intake import JobQueue
-from ferryman.intake.store import COMMITS_AT_ONCE, Commit
+from ferryman.intake.store.base import COMMITS_AT_ONCE, Commit
 from ferryman.intake.store.sqlite import SqliteStore
 from ferryman.storage import disk
 from tests.intake.conftest import zookeeper_url

@@ -25,7 +25,7 @@ from ferryman.cli.intake.options import (
     load_job,
     open_queue,
 )
-from ferryman.cli.options import Json, Verbose, seconds
+from ferryman.cli.options import Json, Verbose, argument, option, seconds
 from ferryman.cli.terminal import print_error, print_json, print_line, print_note, print_table
 from ferryman.errors import UsageError
 from ferryman.limits import MIB
@@ -35,14 +35,9 @@ if TYPE_CHECKING:
     from ferryman.intake.items import Item
 
 
-Priority = Annotated[
-    int | None, typer.Option("--priority", metavar="N", min=0, show_default=False, help="Give jobs this priority.")
-]
-Message = Annotated[str, typer.Option("--message", metavar="TEXT", show_default=False, help="Stored with the status.")]
-AccessSize = Annotated[
-    str | None,
-    typer.Option("--access", metavar="SIZE", show_default=False, help="Use the access queue: small or large."),
-]
+Priority = Annotated[int | None, option("--priority", "N", "Give jobs this priority.", min=0)]
+Message = Annotated[str, option("--message", "TEXT", "Stored with the status.")]
+AccessSize = Annotated[str | None, option("--access", "SIZE", "Use the access queue: small or large.")]
 
 
 def hold(
@@ -91,27 +86,18 @@ def release(ids: Ids = None, collection: Collection = None, queue: QueueUrl = No
 
 
 def requeue(
-    ids: Annotated[
-        list[str], typer.Argument(metavar="ID...", show_default=False, help="Failed jobs (jid…), or batches.")
-    ],
+    ids: Annotated[list[str], argument("ID...", "Failed jobs (jid…), or batches.")],
     priority: Priority = None,
     message: Message = "",
     manifest: Annotated[
-        str | None,
-        typer.Option(
-            "--manifest",
-            metavar="MANIFEST",
-            show_default=False,
-            help="Its files are those of this manifest (a file, or a URL).",
-        ),
+        str | None, option("--manifest", "MANIFEST", "Its files are those of this manifest (a file, or a URL).")
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--set",
-            metavar="KEY=VALUE",
-            show_default=False,
-            help="Another value in its configuration: payload_url=…, digest=…; KEY= removes it. Repeatable.",
+            "KEY=VALUE",
+            "Another value in its configuration: payload_url=…, digest=…; KEY= removes it. Repeatable.",
         ),
     ] = None,
     queue: QueueUrl = None,
@@ -147,7 +133,7 @@ def requeue(
 
 
 def report(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False, help="Failed batches (bid…).")],
+    ids: Annotated[list[str], argument("ID...", "Failed batches (bid…).")],
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
@@ -157,7 +143,7 @@ def report(
 
 
 def delete(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False, help="Jobs, batches, small/qid….")],
+    ids: Annotated[list[str], argument("ID...", "Jobs, batches, small/qid….")],
     message: Message = "",
     queue: QueueUrl = None,
     verbose: Verbose = False,
@@ -218,13 +204,8 @@ def resume(access: AccessSize = None, queue: QueueUrl = None, verbose: Verbose =
 
 
 def lock(
-    kind: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[KIND]", show_default=False, help="collection, storage, ingest, access-small, access-large."
-        ),
-    ] = None,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Its name.")] = None,
+    kind: Annotated[str | None, argument("[KIND]", "collection, storage, ingest, access-small, access-large.")] = None,
+    name: Annotated[str | None, argument("[NAME]", "Its name.")] = None,
     queue: QueueUrl = None,
     json: Json = False,
     verbose: Verbose = False,
@@ -325,16 +306,10 @@ POLL_S: Final = 0.5
 
 def access(
     objects: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[OBJECT]...", show_default=False, help="What to fetch: jobs (jid…), or local or primary ids."
-        ),
+        list[str] | None, argument("[OBJECT]...", "What to fetch: jobs (jid…), or local or primary ids.")
     ] = None,
     wait: Annotated[
-        str | None,
-        typer.Option(
-            "--wait", metavar="TIME", show_default=False, help="Wait until the bundle is ready, at most this long: 2m."
-        ),
+        str | None, option("--wait", "TIME", "Wait until the bundle is ready, at most this long: 2m.")
     ] = None,
     small: Annotated[
         int,
@@ -406,14 +381,13 @@ ITEM_KINDS: Final = ("job", "batch", "access")
 def unlock(
     kind: Annotated[
         str,
-        typer.Argument(
-            metavar="KIND|ID",
-            show_default=False,
-            help="A job (jid…), a batch (bid…), an access request (small/qid…); or a kind of lock: as for lock, "
+        argument(
+            "KIND|ID",
+            "A job (jid…), a batch (bid…), an access request (small/qid…); or a kind of lock: as for lock, "
             "inventory, localid.",
         ),
     ],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Its name.")] = None,
+    name: Annotated[str | None, argument("[NAME]", "Its name.")] = None,
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
@@ -438,7 +412,7 @@ def _unlock_kind(queue: JobQueue, kind: str, name: str | None) -> None:
 
 
 def fail(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False, help="Jobs, batches, small/qid….")],
+    ids: Annotated[list[str], argument("ID...", "Jobs, batches, small/qid….")],
     message: Message = "",
     queue: QueueUrl = None,
     verbose: Verbose = False,
@@ -460,12 +434,8 @@ def fail(
 
 
 def prioritize(
-    ids: Annotated[
-        list[str], typer.Argument(metavar="ID...", show_default=False, help="Jobs (jid…), or batches: their jobs.")
-    ],
-    priority: Annotated[
-        int, typer.Option("--priority", metavar="N", min=0, show_default=False, help="0 is most urgent.")
-    ],
+    ids: Annotated[list[str], argument("ID...", "Jobs (jid…), or batches: their jobs.")],
+    priority: Annotated[int, option("--priority", "N", "0 is most urgent.", min=0)],
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
@@ -510,9 +480,7 @@ def audit(
 
 
 def dump(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Output file. Default: standard output.")
-    ] = None,
+    file: Annotated[Path | None, argument("[FILE]", "Output file. Default: standard output.")] = None,
     with_secrets: Annotated[
         bool,
         typer.Option(
@@ -542,7 +510,7 @@ def dump(
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="A dump.")],
+    file: Annotated[Path, argument("FILE", "A dump.")],
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
@@ -561,19 +529,13 @@ def restore(
 
 
 def import_legacy(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE", show_default=False, help="A folder with one file per record, or zookeeper://HOST/PATH."
-        ),
-    ],
+    source: Annotated[str, argument("SOURCE", "A folder with one file per record, or zookeeper://HOST/PATH.")],
     files: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--files",
-            metavar="DIR",
-            show_default=False,
-            help="Queue folder of the older service, with the files that records name: DIR/BATCH/JOB/FILENAME.",
+            "DIR",
+            "Queue folder of the older service, with the files that records name: DIR/BATCH/JOB/FILENAME.",
         ),
     ] = None,
     queue: QueueUrl = None,

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ferryman.cli.intake.options import QueueUrl, load_batch, load_item, open_queue
-from ferryman.cli.options import Json, Verbose
+from ferryman.cli.options import Json, Verbose, argument, option
 from ferryman.cli.terminal import print_json, print_line, print_note, print_table
 from ferryman.errors import FerrymanError
 
 if TYPE_CHECKING:
     from ferryman.intake import Batch
 
-StateFilter = Annotated[
-    str | None,
-    typer.Option("--state", metavar="STATE", show_default=False, help="Only items in this state: Pending, …."),
-]
+StateFilter = Annotated[str | None, option("--state", "STATE", "Only items in this state: Pending, ….")]
 
 
 def batches(state: StateFilter = None, queue: QueueUrl = None, json: Json = False, verbose: Verbose = False) -> None:
@@ -35,9 +30,7 @@ def batches(state: StateFilter = None, queue: QueueUrl = None, json: Json = Fals
 
 def jobs(
     state: StateFilter = None,
-    batch: Annotated[
-        str | None, typer.Option("--batch", metavar="ID", show_default=False, help="Only jobs of this batch.")
-    ] = None,
+    batch: Annotated[str | None, option("--batch", "ID", "Only jobs of this batch.")] = None,
     queue: QueueUrl = None,
     json: Json = False,
     verbose: Verbose = False,
@@ -66,10 +59,7 @@ def count(queue: QueueUrl = None, json: Json = False, verbose: Verbose = False) 
 
 
 def show(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="ID", show_default=False, help="A job (jid…), batch (bid…) or request (small/qid…)."),
-    ],
+    name: Annotated[str, argument("ID", "A job (jid…), batch (bid…) or request (small/qid…).")],
     queue: QueueUrl = None,
     json: Json = False,
     verbose: Verbose = False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ferryman.cli.options import argument, option
 from ferryman.cli.terminal import print_error, print_line
 from ferryman.errors import FerrymanError, UsageError
 
@@ -19,23 +20,16 @@ DEFAULT_QUEUE: Final = Path(".ferryman") / "queue.db"
 
 QueueUrl = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--queue",
-        metavar="URL",
+        "URL",
+        f"sqlite:///FILE or zookeeper://HOST:PORT,…/PATH. Default: FERRYMAN_QUEUE, or else sqlite:///{DEFAULT_QUEUE}.",
         envvar="FERRYMAN_QUEUE",
         show_envvar=False,
-        show_default=False,
-        help=f"sqlite:///FILE or zookeeper://HOST:PORT,…/PATH. Default: FERRYMAN_QUEUE, or else sqlite:///{DEFAULT_QUEUE}.",
     ),
 ]
-Ids = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[ID]...", show_default=False, help="Jobs (jid…) and batches (bid…)."),
-]
-Collection = Annotated[
-    str | None,
-    typer.Option("--collection", metavar="NAME", show_default=False, help="A whole collection, by its profile_name."),
-]
+Ids = Annotated[list[str] | None, argument("[ID]...", "Jobs (jid…) and batches (bid…).")]
+Collection = Annotated[str | None, option("--collection", "NAME", "A whole collection, by its profile_name.")]
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from ferryman.cli.options import (
     Preflight,
     StateDir,
     Verbose,
+    option,
     resource_settings,
     seconds,
     spark_settings,
@@ -52,11 +53,10 @@ group."""
 
 WorkDir = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--work",
-        metavar="DIR",
-        show_default=False,
-        help="Working directory for the files of jobs. Every process that serves this queue, and every "
+        "DIR",
+        "Working directory for the files of jobs. Every process that serves this queue, and every "
         "worker of Spark, has to see it at this path. Default: work/ in the state's directory.",
     ),
 ]
@@ -71,39 +71,33 @@ FullPercent = Annotated[
 ]
 AllowFiles = Annotated[
     list[Path] | None,
-    typer.Option(
+    option(
         "--allow-files",
-        metavar="DIR",
-        show_default=False,
-        help="Submitters may name files (file: URLs) below this directory. Default: no files. Repeatable.",
+        "DIR",
+        "Submitters may name files (file: URLs) below this directory. Default: no files. Repeatable.",
     ),
 ]
 Hosts = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--hosts",
-        metavar="PATTERN",
-        show_default=False,
-        help="Submitters may name this host although its address is not public: a name with *, an address, or a "
+        "PATTERN",
+        "Submitters may name this host although its address is not public: a name with *, an address, or a "
         "network as 10.0.0.0/8; with :PORT, only there. Repeatable.",
     ),
 ]
 ReportSecret = Annotated[
     str | None,
-    typer.Option(
-        "--report-secret",
-        metavar="SECRET",
-        show_default=False,
-        help="Sign reports as webhooks are signed. ${NAME} is filled in from the environment.",
+    option(
+        "--report-secret", "SECRET", "Sign reports as webhooks are signed. ${NAME} is filled in from the environment."
     ),
 ]
 SmtpUrl = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--smtp",
-        metavar="URL",
-        show_default=False,
-        help="Mail server: a submitter that is an e-mail address gets the report of each batch. "
+        "URL",
+        "Mail server: a submitter that is an e-mail address gets the report of each batch. "
         "smtp://USER:PASSWORD@HOST:PORT?from=ADDRESS, or smtps://…; ${NAME} is filled in from the environment.",
     ),
 ]

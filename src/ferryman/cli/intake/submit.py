@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import typer
 
 from ferryman.cli.intake.options import QueueUrl, open_queue
-from ferryman.cli.options import Json, Verbose, seconds
+from ferryman.cli.options import Json, Verbose, argument, option, seconds
 from ferryman.cli.terminal import print_json, print_line, print_note
 from ferryman.errors import UsageError
 from ferryman.net.urls import split
@@ -43,47 +43,38 @@ KIND_BY_SUFFIX = {
 }
 
 
-def _option(name: str, metavar: str, text: str) -> typer.models.OptionInfo:
-    option: typer.models.OptionInfo = typer.Option(name, metavar=metavar, show_default=False, help=text)
-    return option
-
-
-PayloadArgument = Annotated[str, typer.Argument(metavar="PAYLOAD", show_default=False, help="A file, or a URL.")]
+PayloadArgument = Annotated[str, argument("PAYLOAD", "A file, or a URL.")]
 KindOption = Annotated[
     Payload | None,
     typer.Option("--type", show_default=False, help="What it is. Default: by its file extension."),
 ]
 Collection = Annotated[
-    str | None, _option("--collection", "NAME", "The collection it is for (profile_name): one can be put on hold.")
+    str | None, option("--collection", "NAME", "The collection it is for (profile_name): one can be put on hold.")
 ]
-Submitter = Annotated[str | None, _option("--submitter", "NAME", "Who submits it.")]
-BatchId = Annotated[str | None, _option("--batch-id", "ID", "A batchID of your own: submitted twice, it is one batch.")]
-LocalIds = Annotated[list[str] | None, _option("--local-id", "ID", "Your own id of the object. Repeatable.")]
-PrimaryId = Annotated[str | None, _option("--primary-id", "ID", "The object's permanent id: an ARK.")]
+Submitter = Annotated[str | None, option("--submitter", "NAME", "Who submits it.")]
+BatchId = Annotated[str | None, option("--batch-id", "ID", "A batchID of your own: submitted twice, it is one batch.")]
+LocalIds = Annotated[list[str] | None, option("--local-id", "ID", "Your own id of the object. Repeatable.")]
+PrimaryId = Annotated[str | None, option("--primary-id", "ID", "The object's permanent id: an ARK.")]
 Mode = Annotated[
-    str | None, _option("--mode", "MODE", "Kept for tools that read it: add, update. Default: add, in the job.")
+    str | None, option("--mode", "MODE", "Kept for tools that read it: add, update. Default: add, in the job.")
 ]
-SubmissionMode = Annotated[str | None, _option("--submission-mode", "MODE", "Kept for tools that read it.")]
-ResponseType = Annotated[str | None, _option("--response-type", "TYPE", "Kept for tools that read it.")]
-ErcWho = Annotated[str | None, _option("--erc-who", "TEXT", "Who made the object.")]
-ErcWhat = Annotated[str | None, _option("--erc-what", "TEXT", "What it is called; --title is the same.")]
-ErcWhen = Annotated[str | None, _option("--erc-when", "TEXT", "When it was made.")]
-ErcWhere = Annotated[str | None, _option("--erc-where", "TEXT", "Where it is.")]
-Title = Annotated[str | None, _option("--title", "TEXT", "What it is about (erc_what).")]
-Priority = Annotated[
-    int | None,
-    typer.Option("--priority", metavar="N", min=0, show_default=False, help="Priority of its jobs; 0 comes first."),
-]
+SubmissionMode = Annotated[str | None, option("--submission-mode", "MODE", "Kept for tools that read it.")]
+ResponseType = Annotated[str | None, option("--response-type", "TYPE", "Kept for tools that read it.")]
+ErcWho = Annotated[str | None, option("--erc-who", "TEXT", "Who made the object.")]
+ErcWhat = Annotated[str | None, option("--erc-what", "TEXT", "What it is called; --title is the same.")]
+ErcWhen = Annotated[str | None, option("--erc-when", "TEXT", "When it was made.")]
+ErcWhere = Annotated[str | None, option("--erc-where", "TEXT", "Where it is.")]
+Title = Annotated[str | None, option("--title", "TEXT", "What it is about (erc_what).")]
+Priority = Annotated[int | None, option("--priority", "N", "Priority of its jobs; 0 comes first.", min=0)]
 Digest = Annotated[
-    str | None,
-    _option("--digest", "sha256:HEX", "Digest that the payload must have, else it is rejected. md5, sha1, …"),
+    str | None, option("--digest", "sha256:HEX", "Digest that the payload must have, else it is rejected. md5, sha1, …")
 ]
 ResponseUrl = Annotated[
-    str | None, _option("--response-url", "URL", "Each completed job, and the report, is posted there.")
+    str | None, option("--response-url", "URL", "Each completed job, and the report, is posted there.")
 ]
 Wait = Annotated[
     str | None,
-    _option("--wait", "TIME", "Wait for the report, at most this long: 60, 60s, 2h. Ends with 3 if a job failed."),
+    option("--wait", "TIME", "Wait for the report, at most this long: 60, 60s, 2h. Ends with 3 if a job failed."),
 ]
 
 

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Protocol
 from urllib.parse import quote
@@ -142,7 +143,8 @@ class Index:
             self._add_vectors()
         indices = self._find()
         if indices is None:
-            indices = self._make() or self._find()
+            self._make()
+            indices = self._find()  # another driver may have been faster
         if indices is not None:
             self._check(indices)
 
@@ -163,16 +165,13 @@ class Index:
         indices: dict[str, Any] = msgspec.json.decode(answer.body)
         return indices
 
-    def _make(self) -> dict[str, Any] | None:
-        """Create the index; return None, also if another driver was faster: then that driver's index must be
-        checked."""
+    def _make(self) -> None:
         body = {"settings": self._settings, "mappings": self._mappings}
         answer = self._ask("PUT", self._path, body, expected=(400,))
         if answer.status == 400 and _EXISTS not in (why := refusal(answer.body)):
             raise Misconfigured(
                 f"{self._shown} cannot be made: {why}. Correct index=, mappings= or settings=.",
             )
-        return None
 
     def _check(self, indices: dict[str, Any]) -> None:
         if any("data_stream" in each for each in indices.values()):
@@ -411,65 +410,43 @@ class OpenSearch(VectorDestination):
             PermanentError: refused credentials, no right, mappings that contradict the plan's, a certificate that is
                 not trusted, an environment variable that is not set.
         """
-        http = self._connection()
-        ask, shown = self._asker(http), self.target()
-        try:
-            Index(ask, self.index, self.mappings, self.settings, self.vectors, shown=shown).prepare()
-        except msgspec.DecodeError as e:
-            raise self._foreign_server() from e
-        finally:
-            http.close()
+        with self._open_reader() as ask:
+            Index(ask, self.index, self.mappings, self.settings, self.vectors, shown=self.target()).prepare()
 
     def identity(self) -> str | None:
         """Return the index's UUID."""
-        http = self._connection()
-        try:
-            answer = self._ask(http, "GET", f"/{quote(self.index, safe='')}/_settings?flat_settings=true", None, (404,))
+        with self._open_reader() as ask:
+            answer = ask("GET", f"{self._path}/_settings?flat_settings=true", expected=(404,))
             if answer.status == 404:
                 return ""
             indices = msgspec.json.decode(answer.body)
             return ",".join(sorted(each["settings"]["index.uuid"] for each in indices.values()))
-        finally:
-            http.close()
 
     def durability_risk(self) -> str:
-        http = self._connection()
-        path = f"/{quote(self.index, safe='')}/_settings/{_DURABILITY}?flat_settings=true"
-        try:
-            indices = msgspec.json.decode(self._ask(http, "GET", path, None, ()).body)
-        finally:
-            http.close()
+        with self._open_reader() as ask:
+            path = f"{self._path}/_settings/{_DURABILITY}?flat_settings=true"
+            indices = msgspec.json.decode(ask("GET", path).body)
         if not any(each["settings"].get(_DURABILITY) == "async" for each in indices.values()):
             return ""
         return f"{_DURABILITY} is async: a crash of its machine loses the last seconds. Set it to request"
 
     def highest_sequence(self) -> int | None:
         """Return the highest sequence of the documents: the server does not reveal what it remembers of deletes."""
-        http = self._connection()
-        index = f"/{quote(self.index, safe='')}"
         query = {"size": 0, "aggs": {"highest": {"max": {"field": f"{OBJECT}.sequence"}}}}
-        try:
-            self._ask(http, "POST", f"{index}/_refresh", None, ())
-            answer = self._ask(http, "POST", f"{index}/_search", query, ())
+        with self._open_reader() as ask:
+            ask("POST", f"{self._path}/_refresh")
+            answer = ask("POST", f"{self._path}/_search", query)
             highest = msgspec.json.decode(answer.body)["aggregations"]["highest"]["value"]
-        finally:
-            http.close()
         return None if highest is None else int(highest)
 
     def newer_than(self, sequence: int) -> Iterator[Stored]:
         """Yield the documents of the highest sequences, see ``Destination.newer_than``."""
-        http = self._connection()
-        index = f"/{quote(self.index, safe='')}"
         newer = {"range": {f"{OBJECT}.sequence": {"gt": sequence}}}
         query = {"size": _NEWEST, "sort": [{f"{OBJECT}.sequence": "desc"}], "query": newer}
-        try:
-            if self._ask(http, "POST", f"{index}/_refresh", None, (404,)).status == 404:
+        with self._open_reader() as ask:
+            if ask("POST", f"{self._path}/_refresh", expected=(404,)).status == 404:
                 return  # there is no index
-            page = read_page(self._ask(http, "POST", f"{index}/_search", query, ()).body)
-        except msgspec.DecodeError as e:
-            raise self._foreign_server() from e
-        finally:
-            http.close()
+            page = read_page(ask("POST", f"{self._path}/_search", query).body)
         yield from filter(None, (stored_document(hit, self.text) for hit in page.hits.hits))
 
     def inventory(self, context: DestinationContext, ids: Collection[str] | None = None) -> Iterator[Stored]:
@@ -479,52 +456,42 @@ class OpenSearch(VectorDestination):
             Unavailable: the server, or one of the index's shards, does not answer.
             Misconfigured: the index does not keep what it was given (``_source``).
         """
-        http = self._connection()
-        index = f"/{quote(self.index, safe='')}"
-        try:
-            if self._ask(http, "POST", f"{index}/_refresh", None, (404,)).status == 404:
+        with self._open_reader() as ask:
+            if ask("POST", f"{self._path}/_refresh", expected=(404,)).status == 404:
                 return  # there is no index
-            for page in self._all_pages(http, index) if ids is None else self._pages_of(http, index, ids):
+            for page in self._all_pages(ask) if ids is None else self._pages_of(ask, ids):
                 for hit in (*page.hits.hits, *page.docs):
                     if (found := stored_document(hit, self.text)) is not None:
                         yield found
-        except msgspec.DecodeError as e:
-            raise self._foreign_server() from e
-        finally:
-            http.close()
 
-    def _all_pages(self, http: Http, index: str) -> Iterator[Page]:
+    def _all_pages(self, ask: Ask) -> Iterator[Page]:
         query = {"size": PAGE, "sort": ["_doc"], "query": {"match_all": {}}}
-        page = read_page(self._ask(http, "POST", f"{index}/_search?scroll={SCROLL}", query, ()).body)
+        page = read_page(ask("POST", f"{self._path}/_search?scroll={SCROLL}", query).body)
         try:
             while page.hits.hits:
                 if page.timed_out or page.shards.failed:
                     raise Unavailable(f"{self.target()}: {page.shards.failed} of its shards did not answer")
                 yield page
                 more = {"scroll": SCROLL, "scroll_id": page.scroll_id}
-                page = read_page(self._ask(http, "POST", "/_search/scroll", more, ()).body)
+                page = read_page(ask("POST", "/_search/scroll", more).body)
         finally:
             with suppress(DeliveryError):
-                self._ask(http, "DELETE", "/_search/scroll", {"scroll_id": page.scroll_id}, (404,))
+                ask("DELETE", "/_search/scroll", {"scroll_id": page.scroll_id}, expected=(404,))
 
-    def _pages_of(self, http: Http, index: str, ids: Collection[str]) -> Iterator[Page]:
+    def _pages_of(self, ask: Ask, ids: Collection[str]) -> Iterator[Page]:
         """Yield documents by id, in real time."""
         for some in slices(ids, PAGE):
-            yield read_page(self._ask(http, "POST", f"{index}/_mget", {"ids": some}, ()).body)
+            yield read_page(ask("POST", f"{self._path}/_mget", {"ids": some}).body)
 
     def search(self, query: Query, limit: int, mark: tuple[str, str]) -> list[Hit]:
         """Return the documents that match the query in any of the index's text fields, best first."""
-        http = self._connection()
-        path = f"/{quote(self.index, safe='')}"
-        try:
-            mapped = msgspec.json.decode(self._ask(http, "GET", f"{path}/_mapping", None, ()).body)
+        with self._open_reader() as ask:
+            mapped = msgspec.json.decode(ask("GET", f"{self._path}/_mapping").body)
             names = [name for each in mapped.values() for name in text_fields(each["mappings"].get("properties", {}))]
             if not names:
                 return []
-            answer = self._ask(http, "POST", f"{path}/_search", search_request(query, names, limit, mark), ())
+            answer = ask("POST", f"{self._path}/_search", search_request(query, names, limit, mark))
             hits = msgspec.json.decode(answer.body)["hits"]["hits"]
-        finally:
-            http.close()
         return [
             Hit(
                 hit["_id"],
@@ -541,12 +508,8 @@ class OpenSearch(VectorDestination):
         Raises:
             Unavailable, Misconfigured: the server does not answer, or refuses.
         """
-        http = self._connection()
-        try:
-            path = f"/{quote(self.index, safe='')}/_doc/{quote(id, safe='')}"
-            found = msgspec.json.decode(self._ask(http, "GET", path, None, (404,)).body)
-        finally:
-            http.close()
+        with self._open_reader() as ask:
+            found = msgspec.json.decode(ask("GET", f"{self._path}/_doc/{quote(id, safe='')}", expected=(404,)).body)
         if not found.get("found"):
             return None
         hidden = {OBJECT, self.text, *self.vectors}
@@ -579,7 +542,7 @@ class OpenSearch(VectorDestination):
                 condition = vectors_.filter_query(wanted, properties) if wanted else {"match_all": {}}
                 body["query"] = {"bool": {"must": [body["query"]], "filter": [condition]}}
                 body["_source"] = {"excludes": list(self.vectors)}
-                answer = ask("POST", f"/{quote(self.index, safe='')}/_search", body)
+                answer = ask("POST", f"{self._path}/_search", body)
                 found, _ = vectors_.read_hits(answer.body, wanted, self.vectors, self.text, None)
         return fuse_ranks(near, found, limit=max(limit, 0))
 
@@ -592,7 +555,7 @@ class OpenSearch(VectorDestination):
         condition = vectors_.filter_query(wanted, properties) if wanted else None
         while limit > 0:
             body = vectors_.question_request(field, question, size, condition, self.vectors, opensearch)
-            answer = ask("POST", f"/{quote(self.index, safe='')}/_search", body)
+            answer = ask("POST", f"{self._path}/_search", body)
             hits, count = vectors_.read_hits(answer.body, wanted, self.vectors, self.text, self.vectors[field].metric)
             if len(hits) >= limit or count < size or size >= vectors_.MOST_HITS:
                 return sorted(hits, key=lambda hit: (hit.rank, hit.id))[:limit]
@@ -601,7 +564,7 @@ class OpenSearch(VectorDestination):
 
     def _properties(self, ask: Ask) -> dict[str, Any]:
         """Return the mapping of the index's fields."""
-        answer = ask("GET", f"/{quote(self.index, safe='')}/_mapping", expected=(404,))
+        answer = ask("GET", f"{self._path}/_mapping", expected=(404,))
         if answer.status == 404:
             raise UsageError(f"{self.target()}: there is no such index. Run the plan first.")
         properties: dict[str, Any] = {}
@@ -611,10 +574,14 @@ class OpenSearch(VectorDestination):
 
     @contextmanager
     def _open_reader(self) -> Iterator[Ask]:
-        """Open a connection for questions."""
+        """Open a connection for questions.
+
+        Raises:
+            Misconfigured: an answer is not JSON.
+        """
         http = self._connection()
         try:
-            yield self._asker(http)
+            yield partial(self._ask, http)
         except msgspec.DecodeError as e:
             raise self._foreign_server() from e
         finally:
@@ -723,7 +690,7 @@ class OpenSearch(VectorDestination):
         options = f"timeout={SHARD_S}s&filter_path={FILTER}"
         if self.refresh:
             options += f"&refresh={'wait_for' if self.refresh == 'wait_for' else 'true'}"
-        return f"{self._http.path.rstrip('/')}/{quote(self.index, safe='')}/_bulk?{options}"
+        return f"{self._http.path.rstrip('/')}{self._path}/_bulk?{options}"
 
     # --- the server ---------------------------------------------------------------------------------------------------
 
@@ -733,14 +700,13 @@ class OpenSearch(VectorDestination):
             auth = f"ApiKey {auth}"
         return Http(self.url, shown=self.target(), auth=auth, ca=self.ca)
 
-    def _asker(self, http: Http) -> Ask:
-        def ask(method: str, path: str, body: Any = None, *, expected: tuple[int, ...] = ()) -> Answer:
-            return self._ask(http, method, path, body, expected)
+    @property
+    def _path(self) -> str:
+        """Return the path of the index, below that of the server."""
+        return f"/{quote(self.index, safe='')}"
 
-        return ask
-
-    def _ask(self, http: Http, method: str, path: str, body: Any, expected: tuple[int, ...]) -> Answer:
-        """Send a request of ``check``; any failure concerns the whole destination."""
+    def _ask(self, http: Http, method: str, path: str, body: Any = None, *, expected: tuple[int, ...] = ()) -> Answer:
+        """Send a request that is not one of ``write``; any failure concerns the whole destination."""
         sent = None if body is None else msgspec.json.encode(body)
         try:
             answer = http.request(method, http.path.rstrip("/") + path, sent, timeout_s=CHECK_S, headers=_JSON)

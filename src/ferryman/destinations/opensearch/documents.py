@@ -17,7 +17,6 @@ from ferryman.destinations.base import (
     content_hash,
     split_by_size,
 )
-from ferryman.document import encode_fields
 from ferryman.errors import BadDocument
 
 # Deliveries as lines of a bulk request.
@@ -78,7 +77,7 @@ class BulkWriter:
 
     def _source(self, delivery: Delivery, id: bytes) -> bytes:
         """Return the document's source: its fields, without decoding them, then the text and Ferryman's metadata."""
-        fields = delivery._fields_json or encode_fields(delivery.fields)
+        fields = delivery._fields_json
         if self._own_key in fields and OBJECT in delivery.fields:
             raise BadDocument(f"it has a field {OBJECT!r}, which Ferryman writes itself. Rename the field in a step.")
         pieces, text = [fields[:-1]], None
@@ -93,9 +92,9 @@ class BulkWriter:
         return self._text_key in fields and self._text in delivery.fields
 
 
-def split_requests(rows: Iterator[BulkRow], limit_bytes: int = REQUEST_BYTES) -> Iterator[list[BulkRow]]:
-    """Split rows into requests of at most this size."""
-    return split_by_size(rows, lambda row: len(row.lines), limit_bytes)
+def split_requests(rows: Iterator[BulkRow]) -> Iterator[list[BulkRow]]:
+    """Split rows into requests."""
+    return split_by_size(rows, lambda row: len(row.lines), REQUEST_BYTES)
 
 
 def _id_problem(id: str) -> str:

@@ -18,8 +18,7 @@ from ferryman.destinations.base import (
     parse_query,
     writer_name,
 )
-from ferryman.destinations.sql.backends import BACKENDS, dialect_of
-from ferryman.destinations.sql.dialect import Dialect, Writer
+from ferryman.destinations.sql.dialect import BACKENDS, Dialect, Writer, dialect_of
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
 from ferryman.destinations.vectors import (
     FUSED,

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ferryman.destinations.base import Delivery, Hit, Outcome, Query, Stored
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
@@ -92,8 +92,8 @@ class Dialect(ABC):
         """Yield the rows of a table, or those with these ids; none if there is no such table."""
 
     @abstractmethod
-    def explain(self, error: BaseException, where: str) -> DeliveryError | None:
-        """Convert an error to that of the delivery, or of the whole database; None if it is not the database's."""
+    def _explain(self, cause: BaseException, where: str) -> DeliveryError | None:
+        """Convert an error of the driver, see ``explain``."""
 
     @abstractmethod
     def open_reader(self, url: sa.URL) -> sa.Engine:
@@ -102,6 +102,18 @@ class Dialect(ABC):
         Raises:
             UsageError: there is no such database, as far as that can be told without connecting.
         """
+
+    def explain(self, error: BaseException, where: str) -> DeliveryError | None:
+        """Convert an error to that of the delivery, or of the whole database, with what to do; None if it is not the
+        database's."""
+        if isinstance(error, DeliveryError):
+            return error
+        cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
+        if isinstance(cause, UnicodeEncodeError):
+            return PermanentError(
+                f"{where}: a lone surrogate at character {cause.start} is not text. Replace it in a step."
+            )
+        return self._explain(cause, where)
 
     def identity(self, url: str, layout: Layout) -> str:
         """Return the identity of the table; "" if there is no such table, or it has none yet.
@@ -201,3 +213,25 @@ def index_mismatch(where: str, indexed: tuple[str, ...], wanted: tuple[str, ...]
         f"{where}: the full-text index has the columns {', '.join(indexed)}, the plan says {', '.join(wanted)}. "
         f"Correct the plan, or {drop}: the next run makes it again from the table.",
     )
+
+
+BACKENDS: Final = ("sqlite", "postgresql", "mysql")
+"""SQLAlchemy's names of the databases that have a dialect."""
+
+SEARCHED: Final = ("sqlite", "postgresql")
+"""Names of the databases whose tables ``ferryman search`` can search."""
+
+
+def dialect_of(backend: str) -> Dialect:
+    """Return the dialect for one of ``BACKENDS``; loads only the modules that it needs."""
+    if backend == "sqlite":
+        from ferryman.destinations.sql.sqlite import SQLite
+
+        return SQLite()
+    if backend == "mysql":
+        from ferryman.destinations.sql.mysql import MySQL
+
+        return MySQL()
+    from ferryman.destinations.sql.postgresql import PostgreSQL
+
+    return PostgreSQL()

@@ -280,7 +280,6 @@ class MySqlStatements:
         self._record = f"INSERT INTO {writers} (name, writer, sequence) VALUES "
 
     def record_sequence(self, table: str, writer: str, sequence: int) -> str:
-        """Return the statement that records the highest sequence of a writer."""
         return f"{self._record} ({_key(table)},{_key(writer)},{sequence}) ON DUPLICATE KEY UPDATE {newer(['sequence'])}"
 
 
@@ -420,8 +419,17 @@ class MySQL(Dialect):
         finally:
             connection.close()
 
-    def explain(self, error: BaseException, where: str) -> DeliveryError | None:
-        return explain(error, where)
+    def _explain(self, cause: BaseException, where: str) -> DeliveryError | None:
+        if isinstance(cause, RuntimeError) and "cryptography" in str(cause):
+            return Misconfigured(f"{where}: {cause}: pip install 'ferryman[mysql]', then run again.")
+        if not isinstance(cause, pymysql.MySQLError):
+            return None
+        if _number_of(cause) == _NO_TABLE:
+            return Unavailable(f"{where}: {_message_of(cause)}: it was dropped in use; the next wave makes it again.")
+        if isinstance(cause, pymysql.InterfaceError):
+            return Unavailable(f"{where}: the connection was lost; it is tried again.")
+        fault = database_fault(cause)
+        return fault and fault.kind(f"{where}: {_message_of(cause)}: {fault.remedy}.")
 
     def open_reader(self, url: sa.URL) -> sa.Engine:
         return engine(url, read_only=True)
@@ -518,27 +526,6 @@ def engine(url: sa.URL, *, read_only: bool = False) -> sa.Engine:
 
 
 # Meaning of the server's errors: whether they concern a delivery or the database, and what to do.
-
-
-def explain(error: BaseException, where: str) -> DeliveryError | None:
-    """Convert an error to that of the delivery, or of the whole database; None if it is not MySQL's."""
-    if isinstance(error, DeliveryError):
-        return error
-    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    if isinstance(cause, UnicodeEncodeError):
-        return PermanentError(
-            f"{where}: a lone surrogate at character {cause.start} is not text. Replace it in a step."
-        )
-    if isinstance(cause, RuntimeError) and "cryptography" in str(cause):
-        return Misconfigured(f"{where}: {cause}: pip install 'ferryman[mysql]', then run again.")
-    if not isinstance(cause, pymysql.MySQLError):
-        return None
-    if _number_of(cause) == _NO_TABLE:
-        return Unavailable(f"{where}: {_message_of(cause)}: it was dropped in use; the next wave makes it again.")
-    if isinstance(cause, pymysql.InterfaceError):
-        return Unavailable(f"{where}: the connection was lost; it is tried again.")
-    fault = database_fault(cause)
-    return fault and fault.kind(f"{where}: {_message_of(cause)}: {fault.remedy}.")
 
 
 def _number_of(error: BaseException) -> int | None:

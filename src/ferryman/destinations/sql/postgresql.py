@@ -30,7 +30,6 @@ import psycopg
 import sqlalchemy as sa
 from psycopg.errors import CharacterNotInRepertoire, UndefinedTable, UniqueViolation, UntranslatableCharacter
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.exc import DBAPIError
 
 from ferryman.destinations.base import (
     SNIPPET_WORDS,
@@ -535,8 +534,17 @@ class PostgreSQL(Dialect):
                     texts = zip(layout.vector_columns, row[vectors], strict=True)
                     yield layout.stored(row, keep_text, {name: pgvector.number_bytes(text) for name, text in texts})
 
-    def explain(self, error: BaseException, where: str) -> DeliveryError | None:
-        return explain(error, where)
+    def _explain(self, cause: BaseException, where: str) -> DeliveryError | None:
+        if not isinstance(cause, psycopg.Error):
+            return None
+        if cause.sqlstate is None and isinstance(cause, psycopg.DataError):  # psycopg's own: it was never sent
+            return PermanentError(f"{where}: {_message_of(cause)}: change the document in a step.")
+        if isinstance(cause, UndefinedTable):
+            return Unavailable(
+                f"{where}: {_message_of(cause)}: the table was dropped in use; the next wave makes it again."
+            )
+        fault = database_fault(cause)
+        return fault and fault.kind(f"{where}: {_message_of(cause)}: {fault.remedy}.")
 
     def open_reader(self, url: sa.URL) -> sa.Engine:
         return engine(url, read_only=True)
@@ -557,9 +565,6 @@ class PostgreSQL(Dialect):
 
     def vector_findings(self, vectors: Mapping[str, VectorField], table: str) -> Iterator[str]:
         return pgvector.declaration_findings(vectors, table, NAME_BYTES)
-
-    def open_vector_reader(self, url: sa.URL) -> sa.Engine:
-        return engine(url, read_only=True)
 
     def nearest(
         self,
@@ -619,8 +624,12 @@ def connect(url: sa.URL) -> psycopg.Connection[Any]:
     """
     _, options = url.get_dialect()().create_connect_args(url)
     connection = psycopg.connect(**_with_defaults(dict(options)), autocommit=True, prepare_threshold=None)
-    for statement in _SETTINGS:
-        connection.execute(statement)
+    try:
+        for statement in _SETTINGS:
+            connection.execute(statement)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -635,27 +644,6 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
 
 
 # Meaning of PostgreSQL's errors: whether they concern a delivery or the database, and what to do.
-
-
-def explain(error: BaseException, where: str) -> DeliveryError | None:
-    """Convert an error to that of the delivery, or of the whole database; None if it is not PostgreSQL's."""
-    if isinstance(error, DeliveryError):
-        return error
-    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    if isinstance(cause, UnicodeEncodeError):
-        return PermanentError(
-            f"{where}: a lone surrogate at character {cause.start} is not text. Replace it in a step."
-        )
-    if not isinstance(cause, psycopg.Error):
-        return None
-    if cause.sqlstate is None and isinstance(cause, psycopg.DataError):  # psycopg's own: it was never sent
-        return PermanentError(f"{where}: {_message_of(cause)}: change the document in a step.")
-    if isinstance(cause, UndefinedTable):
-        return Unavailable(
-            f"{where}: {_message_of(cause)}: the table was dropped in use; the next wave makes it again."
-        )
-    fault = database_fault(cause)
-    return fault and fault.kind(f"{where}: {_message_of(cause)}: {fault.remedy}.")
 
 
 def is_conflict(error: psycopg.Error) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ferryman.destinations.base import Hit, parse_query
-from ferryman.destinations.sql.backends import SEARCHED, dialect_of
+from ferryman.destinations.sql.dialect import SEARCHED, dialect_of
 from ferryman.errors import DeliveryError, UsageError
 from ferryman.net import databases
 from ferryman.net.databases import sqlalchemy as sa

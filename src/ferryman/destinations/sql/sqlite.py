@@ -421,8 +421,22 @@ class SQLite(Dialect):
             assert isinstance(driver, sqlite3.Connection)
             yield driver
 
-    def explain(self, error: BaseException, where: str) -> DeliveryError | None:
-        return explain(error, where)
+    def _explain(self, cause: BaseException, where: str) -> DeliveryError | None:
+        if isinstance(cause, OverflowError):
+            return PermanentError(f"{where}: {cause} (64 bit). Store the number as text in a step.")
+        if isinstance(cause, sqlite3.ProgrammingError) and "binding parameter" in str(cause):
+            return PermanentError(f"{where}: {cause}. Make it text or a number in a step.")
+        if not isinstance(cause, sqlite3.Error):
+            return None
+        if fault := database_fault(cause):
+            return fault.kind(f"{where}: {cause}: {fault.remedy}.")
+        if "no such table" in str(cause):
+            return Unavailable(f"{where}: {cause}: it was dropped in use; the next wave makes it again.")
+        if "no such module: fts5" in str(cause):
+            return Misconfigured(f"{where}: this Python's SQLite has no FTS5: leave full_text= out, or use another.")
+        if "no such column" in str(cause) or "has no column" in str(cause):
+            return Misconfigured(f"{where}: {cause}: the table was changed; restore the column, or drop the table.")
+        return None
 
     def vector_findings(self, vectors: Mapping[str, VectorField], table: str) -> Iterator[str]:
         return sqlite_vectors.declaration_findings(vectors)
@@ -638,35 +652,6 @@ def _retry_while_locked(action: Callable[[], None]) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
-
-
-# Meaning of SQLite's errors: whether they concern a delivery or the database, and what to do.
-
-
-def explain(error: BaseException, where: str) -> DeliveryError | None:
-    """Convert an error to that of the delivery, or of the whole database; None if it is not SQLite's."""
-    if isinstance(error, DeliveryError):
-        return error
-    cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
-    if isinstance(cause, UnicodeEncodeError):
-        return PermanentError(
-            f"{where}: a lone surrogate at character {cause.start} is not text. Replace it in a step."
-        )
-    if isinstance(cause, OverflowError):
-        return PermanentError(f"{where}: {cause} (64 bit). Store the number as text in a step.")
-    if isinstance(cause, sqlite3.ProgrammingError) and "binding parameter" in str(cause):
-        return PermanentError(f"{where}: {cause}. Make it text or a number in a step.")
-    if not isinstance(cause, sqlite3.Error):
-        return None
-    if fault := database_fault(cause):
-        return fault.kind(f"{where}: {cause}: {fault.remedy}.")
-    if "no such table" in str(cause):
-        return Unavailable(f"{where}: {cause}: it was dropped in use; the next wave makes it again.")
-    if "no such module: fts5" in str(cause):
-        return Misconfigured(f"{where}: this Python's SQLite has no FTS5: leave full_text= out, or use another.")
-    if "no such column" in str(cause) or "has no column" in str(cause):
-        return Misconfigured(f"{where}: {cause}: the table was changed; restore the column, or drop the table.")
-    return None
 
 
 # SQL for ``executemany`` of SQLite's driver.

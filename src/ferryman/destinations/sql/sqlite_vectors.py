@@ -77,7 +77,6 @@ class VectorTable:
                 yield (delivery.id, *map(vectors.get, self._fields))
 
     def delete(self, connection: sa.Connection, ids: Iterable[str]) -> None:
-        """Delete the vectors of these ids."""
         statement = sa.text(f"DELETE FROM {self._table} WHERE id IN :ids").bindparams(
             sa.bindparam("ids", expanding=True)
         )

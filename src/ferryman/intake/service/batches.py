@@ -110,6 +110,7 @@ class BatchConsumer:
             raise
         except Exception as e:  # catch everything: an error fails this batch and no other
             self._give_up(batch, PermanentError(describe(e)))
+        self._failing_since.pop(batch.id, None)
         batch.unlock()
 
     def _create_jobs(self, batch: Batch) -> None:

@@ -72,7 +72,6 @@ class SlowHosts:
 
 
 def _host_of(url: str) -> str:
-    """Return host and port of a URL."""
     return split(url)[1].netloc.rpartition("@")[2]
 
 

@@ -344,7 +344,6 @@ def free_name(name: str, is_taken: Callable[[str], bool], last_numbers: dict[str
 
 
 def file_name_of(url: str) -> str:
-    """Return the name of the file at a URL."""
     name = unquote(split(url)[1].path.rpartition("/")[2], errors="replace")
     name = _NOT_IN_NAMES.sub("_", name.replace("/", "_").replace("\\", "_")).strip()
     name = last_bytes(name, NAME_BYTES)  # the suffix tells what kind of file it is

@@ -35,8 +35,6 @@ from ferryman.storage import files
 
 
 class PayloadKind(enum.StrEnum):
-    """Kind of a payload."""
-
     FILE = "file"
     CONTAINER = "container"
     MANIFEST = "manifest"

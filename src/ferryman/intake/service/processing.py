@@ -20,7 +20,7 @@ from ferryman.intake.service.errors import TurnFailed
 from ferryman.intake.service.payload import MintedIdentifiers
 from ferryman.intake.service.stages import StageResult
 from ferryman.intake.source import collection_of, local_id_of, partition_of
-from ferryman.intake.store import COMMITS_AT_ONCE
+from ferryman.intake.store.base import COMMITS_AT_ONCE
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Jobs, Listed
 from ferryman.state.commands import queue_retry

@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple
 from ferryman.errors import FerrymanError, describe
 from ferryman.intake import LockLost, NodeInvalid, QueueLost, StateError
 from ferryman.intake.service.errors import SlowHost, StopRequested, TryLater
-from ferryman.intake.store import Watch
+from ferryman.intake.store.base import Watch
 
 log = logging.getLogger("ferryman.intake")
 

@@ -27,7 +27,7 @@ from ferryman.intake.service.scheduler import NEVER, QUEUE_LOST_RETRY_S, LaneWat
 from ferryman.intake.service.stages import Provisioning, Serving
 from ferryman.intake.service.workers import JobWorker
 from ferryman.intake.service.workspace import Workspace, is_done
-from ferryman.net.allowed_addresses import REACH_VARIABLE, to_environment
+from ferryman.net.allowed_addresses import REACH_VARIABLE, Reach, to_environment
 from ferryman.observe import Forwarding, Observer, Silent
 from ferryman.plan import Plan
 from ferryman.storage.files import StatePath
@@ -99,11 +99,8 @@ def serve(
     stop = stop or threading.Event()
     observer = observer or Silent()
     consumers = Consumers(queue, serving, stop, observer.message)
-    consumers.start()
     is_standby, turn_size = False, TurnSize()
-    environment_before = os.environ.get(REACH_VARIABLE)
-    os.environ[REACH_VARIABLE] = to_environment(serving.reach)  # for the plan's steps, wherever they run
-    try:
+    with limited_to(serving.reach), consumers:
         while not _is_over(consumers, None, serving, stop):
             try:
                 with suppress(StateHeld), driving() as (state, runner):
@@ -117,12 +114,38 @@ def serve(
                 is_standby = True
                 consumers.jobs.release_processing()  # one may have come since
                 stop.wait(STANDBY_POLL_S)
+
+
+_reaches: Final[dict[object, str | None]] = {}
+"""Value of ``REACH_VARIABLE`` before any service began, then that of each service of this process, as they began."""
+_reaches_lock: Final = threading.Lock()
+
+
+@contextmanager
+def limited_to(reach: Reach) -> Iterator[None]:
+    """Set the limits of URLs for the plan's steps, wherever they run, while a service runs. Of several services in one
+    process, which has one environment, those of the last one that began and still runs."""
+    service = object()
+
+    def apply_last() -> None:
+        value = next(reversed(_reaches.values()))
+        if value is None:
+            os.environ.pop(REACH_VARIABLE, None)
+        else:
+            os.environ[REACH_VARIABLE] = value
+
+    with _reaches_lock:
+        _reaches.setdefault(None, os.environ.get(REACH_VARIABLE))
+        _reaches[service] = to_environment(reach)
+        apply_last()
+    try:
+        yield
     finally:
-        os.environ.pop(REACH_VARIABLE, None)
-        if environment_before is not None:
-            os.environ[REACH_VARIABLE] = environment_before
-        stop.set()
-        consumers.join()
+        with _reaches_lock:
+            del _reaches[service]
+            apply_last()
+            if len(_reaches) == 1:
+                _reaches.clear()
 
 
 def _process(
@@ -245,11 +268,12 @@ class Consumers:
         with self._write_lock:
             self._print_line(text)
 
-    def start(self) -> None:
+    def __enter__(self) -> None:
         self._scheduler.start()
 
-    def join(self) -> None:
-        """Wait until all threads have released what they hold, but not forever. Set ``stop`` before."""
+    def __exit__(self, *_: object) -> None:
+        """Set ``stop``, and wait until all threads have released what they hold, but not forever."""
+        self._stop.set()
         self._finisher.release()
         self._scheduler.close()
         self._at_work.close()

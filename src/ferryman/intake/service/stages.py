@@ -224,11 +224,10 @@ class Downloading(JobStage):
         work: Workspace,
         fetcher: Fetcher,
         stop: threading.Event,
-        fetches: int = PARALLEL_FETCHES,
         time_s: float = 0.0,
         full: float = FULL_SHARE,
     ) -> None:
-        self._work, self._fetcher, self._stop, self._fetches = work, fetcher, stop, fetches
+        self._work, self._fetcher, self._stop = work, fetcher, stop
         self._time_s, self._full = time_s, full
 
     def is_quick(self, job: Job) -> bool:
@@ -302,7 +301,7 @@ class Downloading(JobStage):
                 raise TryLater("its lock is lost")
             return fetcher.fetch_unsynced(entry.url, folder / entry.path, entry.digest, entry.size)
 
-        return fetch_in_parallel(fetch, entries, self._fetches)
+        return fetch_in_parallel(fetch, entries, PARALLEL_FETCHES)
 
     def _fetch_and_unpack(
         self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher, budget: SpaceBudget
@@ -422,7 +421,6 @@ class Notify(JobStage):
 
 
 def _is_local(entry: ManifestEntry) -> bool:
-    """Return whether the entry is a local file."""
     return entry.url.startswith("file:")
 
 
@@ -534,7 +532,6 @@ class Serving:
         return Callback(stop, reach=self.reach, secret=self.report_secret, slow=slow)
 
     def reports(self, stop: threading.Event) -> BatchReports:
-        """Return the sender of batch reports."""
         return BatchReports(self.callback(stop), Mail(self.smtp, stop) if self.smtp else None)
 
     def stages(

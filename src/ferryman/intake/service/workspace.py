@@ -58,7 +58,6 @@ class DiskSpace(NamedTuple):
 
 
 def disk_space(folder: Path) -> DiskSpace:
-    """Return the space of a folder's disk."""
     usage = shutil.disk_usage(folder)
     return DiskSpace(usage.used + usage.free, usage.used)  # not counting space reserved for root
 

@@ -1,4 +1,4 @@
-"""Stores for a queue's nodes: the port ``Store``, and ``open_store`` to open the store at a URL."""
+"""Stores for a queue's nodes: ``open_store`` opens the one at a URL; ``base`` is the port."""
 
 from __future__ import annotations
 
@@ -8,38 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ferryman.intake.errors import QueueRefused
-from ferryman.intake.store.base import (
-    COMMITS_AT_ONCE,
-    Check,
-    Commit,
-    Conflict,
-    ConflictReason,
-    Create,
-    Delete,
-    Op,
-    SessionLost,
-    Set,
-    Store,
-    StoredNode,
-    Watch,
-)
-
-__all__ = [
-    "COMMITS_AT_ONCE",
-    "Check",
-    "Commit",
-    "Conflict",
-    "ConflictReason",
-    "Create",
-    "Delete",
-    "Op",
-    "SessionLost",
-    "Set",
-    "Store",
-    "StoredNode",
-    "Watch",
-    "open_store",
-]
+from ferryman.intake.store.base import Store
 
 SESSION_TIMEOUT_S: Final = 10.0
 """Seconds after which a consumer that is dead, stopped or disconnected has lost its locks. ZooKeeper's servers may

@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -87,7 +87,8 @@ class SqliteStore:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def session(self) -> int:
-        return self._lease.session()
+        with translate_errors(self.path):
+            return self._lease.session()
 
     def is_alive(self, session: int) -> bool:
         return self._lease.is_alive(session)
@@ -469,28 +470,15 @@ class Lease:
             if session == self._session:
                 self._expires = until
 
-    def _transaction(self) -> _ShortTransaction:
-        return _ShortTransaction(self._path)
-
-
-class _ShortTransaction:
-    """A transaction on a connection of its own, so that the renewing thread waits for no other thread of this
-    process."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> sqlite3.Connection:
-        self._connection = sqlite3.connect(self._path, timeout=RENEWAL_BUSY_S, isolation_level=None)
-        self._connection.execute("PRAGMA synchronous=NORMAL")
-        self._connection.execute("BEGIN IMMEDIATE")
-        return self._connection
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            self._connection.execute("COMMIT" if kind is None else "ROLLBACK")
-        finally:
-            self._connection.close()
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run a transaction on a connection of its own, so that the renewing thread waits for no other thread of this
+        process."""
+        with closing(sqlite3.connect(self._path, timeout=RENEWAL_BUSY_S, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection  # closed without a commit, it is rolled back
+            connection.execute("COMMIT")
 
 
 # The SQLite file of a queue: its tables, and its errors converted to errors of the queue.

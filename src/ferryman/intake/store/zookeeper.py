@@ -15,6 +15,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -304,9 +305,12 @@ class ZooKeeperStore:
 
     def _refuse_other_number(self, ops: Sequence[Op], results: list[Any]) -> None:
         """If a numbered node without children got another number than expected, remove it and raise ``Conflict``."""
+        from kazoo import exceptions
+
         for index, (op, result) in enumerate(zip(ops, results, strict=True)):
             if isinstance(op, Create) and op.numbered and result != op.path:
-                self._client.delete(result)
+                with suppress(exceptions.NoNodeError):  # deleted by a request whose answer was lost
+                    self._retry(partial(self._client.delete, result))
                 raise Conflict(index, op.path, ConflictReason.CHANGED)
 
     def _took_effect(self, ops: Sequence[Op], session: int | None) -> bool:
@@ -320,7 +324,7 @@ class ZooKeeperStore:
                 f"{self.url}: the connection was lost during a write. The node was written completely or not at all: "
                 "check whether it exists, and write it again if not."
             )
-        self._client.sync("/")
+        self._retry(lambda: self._client.sync("/"))
         temporary = {op.path for op in ops if isinstance(op, Delete)} & {
             op.path for op in ops if isinstance(op, Create)
         }
@@ -359,6 +363,8 @@ class ZooKeeperStore:
         self.session()
 
     def skip_numbers(self, path: str, number: int) -> None:
+        from kazoo import exceptions
+
         while True:
             (node,) = self.read([path])
             if node is None:
@@ -369,7 +375,10 @@ class ZooKeeperStore:
             for at in range(node.next_number, min(number, node.next_number + NUMBERS_AT_ONCE)):
                 transaction.create(f"{path}/skip{at}", acl=self._acl)
                 transaction.delete(f"{path}/skip{at}")
-            transaction.commit()
+            try:
+                transaction.commit()
+            except (exceptions.ConnectionLoss, exceptions.SessionExpiredError, exceptions.ConnectionClosedError):
+                self._wait_for_connection()  # then what has been skipped is seen
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -248,7 +248,6 @@ class _Page:
         return "".join([*pieces, closing])
 
     def end_paragraph(self) -> None:
-        """End the current paragraph."""
         if self._verbatim:
             text = "\n".join(self._lines).strip("\n")
         else:
