@@ -118,8 +118,8 @@ def select_rows(
         try:
             if not is_narrow and not group.count_rows(filter=condition):
                 return []
-            rows = group.to_table(schema=schema, columns=list(columns), filter=condition)
-            return rows.cast(wanted).to_batches()
+            rows: pa.Table = group.to_table(schema=schema, columns=list(columns), filter=condition).cast(wanted)
+            return list(rows.to_batches())
         except (OSError, pa.ArrowException) as e:
             raise parquet.damage_error(Path(group.path), e) from e
 
