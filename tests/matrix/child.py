@@ -26,6 +26,15 @@ from tests.support import invariants
 from tests.support.http_store import HttpStore
 from tests.support.plan_world import Watch
 
+LOADED = (
+    "encodings.idna",
+    "ferryman.destinations.sql.sqlite",
+    "ferryman.engine.transform.event_loop",
+    "sqlalchemy.dialects.mysql",
+    "sqlalchemy.dialects.sqlite.pysqlite",
+)
+"""What most children would load, each for itself: a third of the CPU of a case with a database."""
+
 POINTS = "points"
 """The file with the crash points that a run has passed."""
 

@@ -1,7 +1,7 @@
 """Forks a fresh process for each job from one that has all modules loaded, so that a case costs milliseconds.
 
-What a job is, and how it is worked, says a module: its ``Job`` and its ``work``. Nothing here starts a thread before
-the fork: delta-rs and Arrow start theirs in the children.
+What a job is, and how it is worked, says a module: its ``Job`` and its ``work``; perhaps with ``LOADED``, modules that
+its jobs would load. Nothing here starts a thread before the fork: delta-rs and Arrow start theirs in the children.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Zygote:
 def serve(name: str, output: str, jobs: IO[bytes]) -> None:
     child = importlib.import_module(name)
     forked_servers.install()
-    importlib.import_module("pyarrow.dataset")  # else each child that reads a table loads it, and pandas with it
+    for module in ("pyarrow.dataset", *getattr(child, "LOADED", ())):  # that of Arrow loads pandas, too
+        importlib.import_module(module)  # else each child that needs it loads it
     with contextlib.suppress(duckdb.Error):  # an older one, in which a database has threads from its beginning
         databases.append(duckdb.connect(":memory:", config={"threads": 1, "async_threads": 0}))
     gc.freeze()  # else each child copies what it looks for garbage in

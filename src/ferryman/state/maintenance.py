@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -413,14 +413,17 @@ def consumed_exports(state: State, name: str, tables: KeyedTables) -> list[DataF
         for file in tables.exports.files.values()
         if int(file.partition["first_place"]) + file.rows <= reached.get(file.partition["lane"], 0)
     ]
-    if found and (kept := lowest_places(state, name)):
+    if _are_worth_a_commit(found) and (kept := lowest_places(state, name)):
         found = [
             f
             for f in found
             if int(f.partition["first_place"]) + f.rows <= kept.get(f.partition["lane"], _PAST_ALL_PLACES)
         ]
-    many = len(found) >= limits.COMPACT_FILES or sum(file.size for file in found) >= limits.PART_BYTES
-    return found if many else []
+    return found if _are_worth_a_commit(found) else []
+
+
+def _are_worth_a_commit(files: Collection[DataFile]) -> bool:
+    return len(files) >= limits.COMPACT_FILES or sum(file.size for file in files) >= limits.PART_BYTES
 
 
 _PAST_ALL_PLACES: Final = 1 << 62

@@ -19,6 +19,7 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.records.keys import bucket_of, key_hash, lane_number, lane_of
 from ferryman.records.rows import table_of
 from ferryman.sources import Queue
+from ferryman.state import maintenance
 from tests.support.invariants import Files
 from tests.support.keyed import Counted, count, count_words
 from tests.support.plan_world import run_plan
@@ -109,6 +110,17 @@ def test_the_files_of_a_node_stay_few(place: Path, monkeypatch: pytest.MonkeyPat
     assert len(Files(words.root / "exports", "counts").paths) <= 8
     expected = {f"w{n}": sum(turn <= n < turn + 20 for turn in range(12)) for n in range(31)}
     assert words.states() == {**expected, "each time": 12}
+
+
+def test_few_exports_are_kept_without_a_look_at_documents(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are too few to be dropped stay, whatever waits: no wave reads ``documents`` to find that out."""
+    monkeypatch.setattr(maintenance, "lowest_places", lambda *_: pytest.fail("documents were read"))
+    words = count_words(place)
+    for _ in range(2):
+        words.put("a", "b")
+        words.run()
+    assert len(words.bodies()) == 4
+    assert Files(words.root / "exports", "counts").paths
 
 
 def test_states_that_were_removed_do_not_come_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
