@@ -32,6 +32,7 @@ Every message says what happened, to what, and what to do. All of them survive p
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import ClassVar, Final
 
 from ferryman import limits
@@ -298,6 +299,13 @@ def as_exception(error: BaseException) -> Exception:
     """Return an error raised by foreign code as an exception that does not end our process, as ``sys.exit()`` would."""
     error = inspectable(error)
     return error if isinstance(error, Exception) else RuntimeError(f"it raised {describe(error)}")
+
+
+def hide_secrets(text: str, secrets: Iterable[str | None], mark: str = "…") -> str:
+    """Return a text in which each secret is replaced by ``mark``."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):  # one may be a part of another
+        text = text.replace(secret, mark)
+    return text
 
 
 def plain_text(reason: object, limit: int = limits.MESSAGE_CHARACTERS) -> str:

@@ -164,6 +164,8 @@ def test_a_batch_that_nobody_finishes_is_found(queue: JobQueue) -> None:
     assert second.id == two
     second.unlock()
     assert queue.acquire_batch_in_processing(skip={two}) is None
+    queue.finish_creating_jobs(second)
+    assert queue.acquire_batch_in_processing() is None
 
 
 def test_a_reported_batch_gets_no_jobs(queue: JobQueue) -> None:

@@ -42,6 +42,15 @@ def test_a_server_that_is_not_there_was_sent_nothing() -> None:
     assert (caught.value.permanent, caught.value.unknown_host) == (False, False)
 
 
+def test_no_part_of_a_secret_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although another one is its beginning."""
+    monkeypatch.setenv("SHORT", "abc")
+    monkeypatch.setenv("LONG", "abc-def")
+    headers = {"x-first": "${SHORT}", "x-second": "${LONG}"}
+    asked = http.Http("http://127.0.0.1:9/", shown="a server", headers=headers)
+    assert asked.redact("neither abc-def\nnor abc") == "neither … nor …"
+
+
 def test_a_name_that_no_host_can_have() -> None:
     with pytest.raises(NotSent, match="this is not a possible host name") as caught:
         posted(f"http://{'a' * 64}.example/")

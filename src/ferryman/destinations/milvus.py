@@ -46,7 +46,7 @@ from ferryman.destinations.vectors import (
     stored_hash,
     vector_fields,
 )
-from ferryman.errors import Misconfigured, PlanError, Unavailable, UsageError
+from ferryman.errors import Misconfigured, PlanError, Unavailable, UsageError, hide_secrets
 from ferryman.net import urls
 from ferryman.net.http import check_destination, expand_variables
 
@@ -447,8 +447,7 @@ class Milvus(VectorServer):
         why = f"{self.target()}: {' '.join(str(said).split())}"
         if self.token:
             token = expand_variables(self.token, self.target())
-            for secret in filter(None, (token, token.partition(":")[2])):
-                why = why.replace(secret, "…")
+            why = hide_secrets(why, (token, token.partition(":")[2]))
         lost = isinstance(error, MilvusException) and (error.code in LOST_CODES or _AWAY.search(said))
         if lost or isinstance(error, grpc.RpcError | TimeoutError):
             return ConnectionError(why) if sent else Unavailable(why)

@@ -46,6 +46,7 @@ class Batch(Item):
 
     @property
     def submission(self) -> dict[str, Any]:
+        """Return the submission."""
         return self._tree.json(f"{self.path}/submission")
 
     @property

@@ -67,6 +67,7 @@ class Job(Item):
 
     @property
     def batch_id(self) -> str:
+        """Return the id of the job's batch."""
         if not self._batch_id:  # immutable
             path = f"{self.path}/bid"
             self._batch_id = decode_text(path, self._tree.get(path).data)

@@ -192,6 +192,11 @@ class JobQueue:
         """
         return self._acquirer.acquire_batch_in_processing(skip)
 
+    def finish_creating_jobs(self, batch: Batch) -> None:
+        """Remember in this process that no more jobs of this batch are created, so that
+        ``acquire_batch_in_processing`` does not return it again."""
+        self._acquirer.finish_creating_jobs(batch)
+
     def find_batch_by_uuid(self, uuid: str) -> Batch | None:
         """Return the batch that was submitted with this ``batchID``; None if there is none.
 
@@ -656,6 +661,9 @@ class Acquirer:
         ):
             return batch
         return None
+
+    def finish_creating_jobs(self, batch: Batch) -> None:
+        self._finished["making"].add(batch.id)
 
     def _acquire_batches(
         self, purpose: str, wanted: set[BatchState], revisited: set[BatchState], skip: Collection[str] = ()

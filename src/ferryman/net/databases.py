@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from ferryman.errors import UsageError
+from ferryman.errors import UsageError, hide_secrets
 from ferryman.net import relative_paths, urls
 
 if TYPE_CHECKING:
@@ -114,10 +114,7 @@ def with_password(url: sa.URL) -> str:
 def redact_text(text: str, url: sa.URL) -> str:
     """Remove the URL's password, and the values of its secret options, from a text such as a driver's error."""
     secrets = [url.password, *(v for k, v in url.query.items() if "pass" in k.lower() or "secret" in k.lower())]
-    for secret in secrets:
-        if secret:
-            text = text.replace(str(secret), _HIDDEN)
-    return text
+    return hide_secrets(text, (str(secret or "") for secret in secrets), _HIDDEN)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ferryman import limits
-from ferryman.errors import UsageError, plain_text
+from ferryman.errors import UsageError, hide_secrets, plain_text
 from ferryman.net.faults import is_connection_error
 
 _R = TypeVar("_R")
@@ -223,8 +223,7 @@ class Drive:
     def error_text(self, error: BaseException) -> str:
         """Return an error's text on one line, without secrets."""
         text = " ".join(plain_text(error).split()) or type(error).__name__
-        for secret in [*_secrets(self._options), self._password, *_USER.findall(self.url)]:
-            text = text.replace(secret, "…") if secret else text
+        text = hide_secrets(text, [*_secrets(self._options), self._password, *_USER.findall(self.url)])
         return _QUERY.sub("?…", text) if "://" in text else text
 
     # --- clients of our own -------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Url, connection
 
 from ferryman import limits
-from ferryman.errors import Misconfigured, PlanError
+from ferryman.errors import Misconfigured, PlanError, hide_secrets
 from ferryman.net import urls
 from ferryman.net.allowed_addresses import Reach
 from ferryman.net.faults import causes
@@ -224,8 +224,7 @@ class Http:
     def redact(self, text: str | bytes, limit: int = 300) -> str:
         """Return a text from the server as one line of at most ``limit`` characters, without our secrets."""
         line = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        for secret in filter(None, self._secrets):
-            line = line.replace(secret, "…")
+        line = hide_secrets(line, self._secrets)
         line = " ".join("".join(c if c.isprintable() else " " for c in line).split())
         return line if len(line) <= limit else line[:limit] + "…"
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ferryman.errors import DeliveryError, Misconfigured, Unavailable, UsageError
+from ferryman.errors import DeliveryError, Misconfigured, Unavailable, UsageError, hide_secrets
 from ferryman.net import urls
 
 if TYPE_CHECKING:
@@ -271,10 +271,12 @@ class Cluster:
 
     def hide_secrets(self, text: str) -> str:
         """Return a text without the secrets among the settings."""
-        for name, value in self.options.items():
-            if value and (name in _SECRETS or "secret" in name or "password" in name):
-                text = text.replace(str(value), "***")
-        return text
+        secrets = [
+            str(value or "")
+            for name, value in self.options.items()
+            if name in _SECRETS or "secret" in name or "password" in name
+        ]
+        return hide_secrets(text, secrets, "***")
 
     # -- topics ------------------------------------------------------------------------------------
 

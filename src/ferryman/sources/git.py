@@ -19,7 +19,15 @@ from urllib.parse import quote_from_bytes, unquote, urlsplit, urlunsplit
 
 from ferryman import limits
 from ferryman.document import Document
-from ferryman.errors import BadDocument, FerrymanError, Misconfigured, TransientError, Unavailable, UsageError
+from ferryman.errors import (
+    BadDocument,
+    FerrymanError,
+    Misconfigured,
+    TransientError,
+    Unavailable,
+    UsageError,
+    hide_secrets,
+)
 from ferryman.net import urls as net
 from ferryman.net.relative_paths import absolute
 from ferryman.sources.base import Bookmark, Complete, Detect, Fetched, Listed, Note, Source, Unchanged, id_of, name_of
@@ -653,9 +661,7 @@ class Repository:
         return done.stdout
 
     def _error(self, verb: str, printed: bytes) -> Exception:
-        text = printed.decode("utf-8", "replace")
-        for secret in self._secrets:
-            text = text.replace(secret, "…")
+        text = hide_secrets(printed.decode("utf-8", "replace"), self._secrets)
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("warning:")]
         why = " ".join(lines[:3]).replace(self._url, self._shown)[:300] or "it says nothing"
         lower = why.lower()

@@ -77,13 +77,12 @@ class BatchConsumer:
     ) -> None:
         self._queue, self._work, self._fetcher, self._callback = queue, work, fetcher, callback
         self._print_line, self._at_work, self._isolation = print_line, at_work, isolation
-        self._finished: set[str] = set()
         self._failing_since: dict[str, float] = {}
         """Batch -> when its manifest could not be fetched for the first time."""
 
     def acquire(self, skip: AbstractSet[str] = frozenset()) -> Batch | None:
         """Acquire a batch whose jobs are to be created, except those in ``skip``; None if there is none."""  # 1
-        return self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(self._finished | skip)
+        return self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(skip)
 
     def create_jobs(self, batch: Batch) -> None:
         """Create the jobs of a locked batch, and unlock it.
@@ -97,7 +96,7 @@ class BatchConsumer:
             if not has_all_jobs(batch):
                 self._callback.check(batch.submission)
                 self._create_jobs(batch)
-            self._finished.add(batch.id)
+            self._queue.finish_creating_jobs(batch)
         except TransientError as e:
             self._retry_later(batch, e)
         except PermanentError as e:
@@ -158,7 +157,7 @@ class BatchConsumer:
         except (DeliveryError, StopRequested) as e:
             self._print_line(f"{batch.id}: its submitter could not be notified: {e}")
         batch.set_status("Failed", str(error))
-        self._finished.add(batch.id)
+        self._queue.finish_creating_jobs(batch)
         self._print_line(f"{batch.id}: failed: {error}")
 
 
