@@ -32,9 +32,10 @@ from ferryman.errors import (
     unless_interrupt,
 )
 from ferryman.plan import StepNode
+from ferryman.records.rows import now_us
 from ferryman.remembered.answers import DROPPED, Input, RememberedAnswer, Unremembered, answer_of, make_input, refusal
 from ferryman.remembered.log import LogName
-from ferryman.remembered.store import FOLDER, AnswerStore, now_us
+from ferryman.remembered.store import FOLDER, AnswerStore
 from ferryman.storage.files import StatePath
 
 NOT_CALLED_HERE: Final = "needs a call of {step}, which a preview does not make"
