@@ -32,7 +32,7 @@ import msgspec
 from ferryman import crash, limits
 from ferryman.errors import StateDamaged
 from ferryman.plan.plan import NotifyTarget
-from ferryman.records.rows import DOCUMENTS, LEDGER, reason_of
+from ferryman.records.rows import DOCUMENTS, EVENT_ORDER, LEDGER, reason_of
 from ferryman.state.state import NOTIFIED, State
 from ferryman.storage import files, parquet
 from ferryman.storage.query import connect
@@ -150,7 +150,7 @@ def _select_news(db: duckdb.DuckDBPyConnection, condition: str, since: int) -> N
             SELECT source, document, origin, revision, destination, delivery_hash, status, message, wave, ordinal
             FROM events WHERE {condition};
         CREATE OR REPLACE TEMP TABLE last AS
-            SELECT delivery_hash, max(wave * 4 + ordinal) AS at FROM events
+            SELECT delivery_hash, max({EVENT_ORDER}) AS at FROM events
             WHERE wave > {since} AND delivery_hash IN (SELECT delivery_hash FROM reported) GROUP BY delivery_hash;
         CREATE OR REPLACE TEMP TABLE current AS
             SELECT source, document, max(revision) AS revision FROM documents

@@ -14,7 +14,7 @@ from tests.support.snapshot import snapshot
 Ferryman = Callable[..., Any]
 
 
-@pytest.mark.slow  # engine/test_preview_spark.py previews on Spark each time
+@pytest.mark.slow  # engine/test_on_spark.py previews on Spark each time
 @pytest.mark.spark
 def test_what_is_previewed_is_what_is_run(ferryman: Ferryman, tmp_path: Path) -> None:
     """Before the first run: no state is made, the index is not opened, and nothing is left in TMPDIR."""

@@ -31,7 +31,6 @@ from ferryman.routers import Duplicate
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import State, state_root
 from ferryman.storage import objects
-from ferryman.storage import objects as cache
 from ferryman.storage.disk import TEMPORARY
 from ferryman.testing.inprocess import InProcess
 from tests.crash.child import OVERTAKEN
@@ -82,7 +81,7 @@ def work(job: Job) -> None:
     limits.READERS_GRACE_S = -1.0  # type: ignore[misc]  # what was replaced is removed at once
     limits.QUEUE_TURN_S = 0.0  # type: ignore[misc]  # whoever has it sleeps until we have ended
     no_lock.remove_all_locks()
-    os.environ[cache.CACHE_VARIABLE] = f"{job.root}/cache-{os.getpid()}"  # each driver is on a machine of its own
+    os.environ[objects.CACHE_VARIABLE] = f"{job.root}/cache-{os.getpid()}"  # each driver is on a machine of its own
     if job.store:
         os.environ.update(settings(job.store))
         objects.set_store_opener(HttpStore)

@@ -20,6 +20,7 @@ import pytest
 from tests.crash.child import OVERTAKEN
 from tests.servers.faulty_s3 import BUCKET, FaultyS3
 from tests.support.http_store import HttpStore
+from tests.support.in_store import set_variables
 from tests.support.zygote import Zygote
 
 STOPPED = -signal.SIGSTOP
@@ -64,8 +65,7 @@ def store() -> Iterator[FaultyS3]:
 @pytest.fixture(scope="module")
 def worlds(zygote: Zygote, folder: Path, store: FaultyS3) -> Worlds:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in store.settings.items():
-            patch.setenv(name, value)
+        set_variables(patch, store.settings)
         return Worlds(zygote, folder, store)
 
 

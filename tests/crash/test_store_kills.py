@@ -7,16 +7,17 @@ import random
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.crash import scenario
 from tests.crash.kills import Killed
 from tests.servers.faulty_s3 import BUCKET, settings
+from tests.support.in_store import store
 from tests.support.zygote import Zygote
+
+__all__ = ["store"]
 
 HISTORIES = 20
 KILLS = 10
@@ -24,15 +25,6 @@ KILLS = 10
 
 SPARK_ROUNDS = 7
 DOCUMENTS = 3000
-
-
-@pytest.fixture
-def store(server: Callable[[str], Any]) -> str:
-    """URL of a server that is not ours, with a bucket."""
-    s3 = server("s3")
-    if BUCKET not in [each["Name"] for each in s3.client().list_buckets()["Buckets"]]:
-        s3.client().create_bucket(Bucket=BUCKET)
-    return str(s3.url)
 
 
 @pytest.mark.rule("store.kill")

@@ -13,6 +13,7 @@ import pytest
 
 from ferryman import Plan
 from ferryman.destinations import Delivery, Directory, JsonLines, Outcome
+from ferryman.destinations.base import DestinationContext, Guarantee
 from ferryman.errors import PermanentError, PlanError, TransientError
 from ferryman.plan import DestinationNode
 from ferryman.sources import Memory
@@ -61,6 +62,17 @@ def test_a_chunk_is_a_file_of_lines(tmp_path: Path) -> None:
         "text": "é\n",
     }
     assert (lines[1]["operation"], lines[1]["fields"], lines[1]["text"]) == ("delete", {}, None)
+
+
+def test_a_folder_among_the_files_is_not_read(tmp_path: Path) -> None:
+    """Such as one into which somebody has moved older files."""
+    out = JsonLines(tmp_path / "out")
+    out.check()
+    out.write([delivery("a", 1)])
+    (tmp_path / "out" / "older.jsonl").mkdir()
+    context = DestinationContext("tests", 1, "out", 1, Guarantee.AT_LEAST_ONCE)
+    assert [each.id for each in out.inventory(context)] == ["a"]
+    assert out.highest_sequence() == 1
 
 
 def test_bytes_that_are_no_text_are_kept_as_base64(tmp_path: Path) -> None:

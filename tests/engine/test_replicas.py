@@ -13,12 +13,12 @@ import pytest
 
 from ferryman import Document, limits
 from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
-from ferryman.errors import PlanError, TransientError, UsageError
+from ferryman.errors import PlanError, UsageError
 from ferryman.plan import Plan
 from ferryman.plan.flow import Flow
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Changes, Queue
-from tests.support.keyed import count_words
+from tests.support.keyed import Hurdle, count_words
 from tests.support.plan_world import Interrupted, PlanWorld, Until, Watch, run_plan
 
 
@@ -226,18 +226,6 @@ def test_a_flow_runs_the_keeper_first(place: Path) -> None:
     assert [plan.name for plan in flow.order] == ["words", "replica"]
     [joint] = [j for j in flow.joints if j.reader == "replica"]
     assert (joint.writer, joint.destination) == ("words", "counts")
-
-
-class Hurdle:
-    """A step that fails for one key until it is mended."""
-
-    def __init__(self, folder: Path, key: str) -> None:
-        self.mended, self.key = str(folder / "mended"), key
-
-    def __call__(self, doc: Document) -> Document:
-        if doc["key"] == self.key and not Path(self.mended).exists():
-            raise TransientError("not yet")
-        return doc
 
 
 @pytest.mark.rule("changes.replica")

@@ -6,15 +6,17 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ferryman.queues import Queue
 from tests.servers.faulty_s3 import BUCKET, FaultyS3, settings
 from tests.servers.spark_cluster import SparkMaster, SparkWorker, executor_options
+from tests.support.in_store import set_variables, store
+
+__all__ = ["store"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -34,14 +36,6 @@ NOTES = 20
 def master() -> Iterator[SparkMaster]:
     with SparkMaster() as started:
         yield started
-
-
-@pytest.fixture
-def store(server: Callable[[str], Any]) -> str:
-    s3 = server("s3")
-    if BUCKET not in [each["Name"] for each in s3.client().list_buckets()["Buckets"]]:
-        s3.client().create_bucket(Bucket=BUCKET)
-    return str(s3.url)
 
 
 def ferryman(verb: str, place: Path, store: str, *options: str) -> tuple[int, str]:
@@ -127,8 +121,7 @@ def test_queues_in_a_store_that_loses_answers(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "cache").mkdir()
     (tmp_path / "plan.py").write_text(QUEUES.format(f"s3://{BUCKET}/queues"))
     with FaultyS3() as faulty:
-        for name, value in faulty.settings.items():
-            monkeypatch.setenv(name, value)
+        set_variables(monkeypatch, faulty.settings)
         faulty.fail(lost=0.03, refused=0.02, seed=1)
         for first in (0, 50):
             lines = "".join(f'{{"n": {n}}}\n' for n in range(first, first + 50))

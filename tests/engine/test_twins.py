@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -237,3 +238,23 @@ def test_notes_are_read_up_to_the_first_that_was_cut_off(folder: StatePath) -> N
         assert list(files.read_records(path)) == [b"a", b""]
         path.write_bytes(whole.replace(b"a", b"b", 1))
         assert list(files.read_records(path)) == []
+
+
+def test_records_have_the_places_at_which_they_are_read(folder: StatePath) -> None:
+    """A store has an object for each sync, and one for each few megabytes."""
+    path, large = folder / "0.notes", b"x" * 5_000_000
+    writer = files.RecordWriter(path)
+    added = [b"a", b"", large, b"b"]
+    places = [writer.add(record) for record in added]
+    writer.sync()
+    added.append(b"c")
+    places.append(writer.add(b"c"))
+    writer.sync()
+    writer.close()
+    found = []
+    for number, at in places:
+        with io.BytesIO(files.read(path if isinstance(path, Path) else files.numbered(path, number))) as file:
+            file.seek(at)
+            found.append(next(files.framed_records(file))[1])
+    assert found == added
+    assert len({place.object for place in places}) == (1 if isinstance(path, Path) else 3)

@@ -134,6 +134,20 @@ def test_a_twin_misbehaves_in_the_call_that_its_fault_hits(
     assert [each.id for each in read_arrivals(tmp_path)] == ["z", "a", "b"]
 
 
+def test_what_a_killed_process_has_not_written_to_its_end_does_not_count(tmp_path: Path) -> None:
+    """Neither in what a recorder holds nor in what it was given; the rows before and after it do."""
+    inner = RecorderTwin(tmp_path / "record", Once(), Guarantee.AT_LEAST_ONCE)
+    twin = wrap(inner, "out", tmp_path, "", None)
+    twin.write([delivery("a"), delivery("b")])
+    for file in files_of(tmp_path):
+        file.write_bytes(file.read_bytes()[:-5])
+
+    twin.write([delivery("c")])
+
+    assert [each.id for each in inner.held()] == ["a", "c"]
+    assert [each.id for each in read_arrivals(tmp_path)] == ["a", "c"]
+
+
 def test_a_fault_happens_in_one_call_over_all_processes(tmp_path: Path) -> None:
     """Each has its own ``Effects``, as each process does."""
     assert [Effects(tmp_path, 2, 2).happens() for _ in range(5)] == [False, True, True, False, False]

@@ -11,6 +11,7 @@ import pytest
 from ferryman import limits
 from ferryman.errors import EngineError, QueueDamaged, StateDamaged
 from ferryman.queues import Queue
+from tests.support.damage import flip
 from tests.support.full_disk import Disk, disk
 
 __all__ = ["disk"]
@@ -39,12 +40,6 @@ KINDS = {
     "keys": "keys/*",
     "reader": "tailers/*",
 }
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x01
-    path.write_bytes(data)
 
 
 def truncate(path: Path) -> None:

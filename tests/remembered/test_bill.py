@@ -50,6 +50,18 @@ def test_a_preview_says_what_a_run_would_call(place: Path, mode: str) -> None:
     assert (done["calls"], done["hits"]) == (3, 28)
 
 
+@pytest.mark.rule("remember.preview")
+def test_each_document_without_an_input_is_a_call_of_the_bill(place: Path) -> None:
+    """Documents of one input share a call; one that has nothing of what the step reads shares with nobody."""
+    world = PlanWorld(place, build_paid)
+    for n in range(4):
+        world.put(f"d{n}", words="t0")
+    world.put("empty")
+    world.put("also empty")
+    [bill] = previewed(world.plan, world.state).calls
+    assert (bill["documents"], bill["need"], bill["calls"], bill["cost"]) == (6, 6, 3, 0.003)
+
+
 def test_the_bill_is_in_words() -> None:
     call = {"step": "embed", "documents": 12_000, "need": 620, "calls": 620, "cost": 0.43}
     assert describe_need(call) == "embed: 620 of 12 000 documents need a call, $0.43"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -15,10 +16,11 @@ import pytest
 from deltalake import DeltaTable
 
 from ferryman import Document, Remember, limits
+from ferryman.records.rows import now_us
 from ferryman.remembered import log, table, upkeep
 from ferryman.remembered.answers import Input, RememberedAnswer, answer_of, key_of, make_input
 from ferryman.remembered.log import LogName
-from ferryman.remembered.store import AnswerStore, now_us
+from ferryman.remembered.store import AnswerStore
 from ferryman.remembered.upkeep import StoreKeeper
 from ferryman.storage.files import StatePath, path_of
 from tests.servers.faulty_s3 import FaultyS3
@@ -231,6 +233,33 @@ def test_an_incomplete_record_is_not_read(place: Path) -> None:
     assert recalled(folder, ["a", "b"]) == ["a"]
 
 
+def test_a_write_that_fails_in_the_middle_costs_no_other_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it stays in the log, where readers would take what follows for its rest."""
+    folder = place / "remembered" / "embed"
+    store, (a, b, c) = open_store(folder), [given(each) for each in "abc"]
+    write = os.write
+
+    def run_out_of_space(fd: int, data: bytes | memoryview) -> int:
+        write(fd, memoryview(data)[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", run_out_of_space)
+    with pytest.raises(OSError, match="No space"):
+        store.begin([a, b, c])
+    monkeypatch.undo()
+    assert store.begin([a, b, c]) == {a.key, b.key, c.key}
+    store.end([(a, answer(a))])
+    monkeypatch.setattr(os, "write", run_out_of_space)
+    with pytest.raises(OSError, match="No space"):
+        store.end([(b, answer(b))])
+    monkeypatch.undo()
+    store.end([(c, answer(c))])
+    store.close()
+    assert recalled(folder, ["a", "b", "c"]) == ["a", "c"]
+    fold(folder)
+    assert {row.version for row in StoreKeeper(folder).rows()} == {"v1"}
+
+
 @pytest.mark.rule("remember.forget")
 def test_forgetting(folder: StatePath) -> None:
     """By version, by age, by document, by input; at once, in logs and table, and for good."""
@@ -350,6 +379,34 @@ def test_merged_files_have_everything(place: Path, monkeypatch: pytest.MonkeyPat
     for path in (folder / "answers").glob("*.parquet"):
         keys = pq.read_table(path)["key"].to_pylist()
         assert keys == sorted(keys)
+
+
+def test_logs_that_go_into_a_table_that_is_merged_are_counted_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader has read a log when another process moves it into the table, and merges the table's files."""
+    monkeypatch.setattr(limits, "REMEMBERED_FILES", 1)
+    folder = place / "remembered" / "embed"
+    for wave in range(3):
+        remember_all(folder, [f"w{wave}"], wave)
+        fold(folder)
+    remember_all(folder, ["last"], 3)
+    refresh, calls = table.AnswerTable.refresh, []
+
+    def move(self: table.AnswerTable, *, durable: bool = True) -> None:
+        calls.append(durable)
+        if calls == [False, False]:  # the logs were read
+            fold(folder)
+        refresh(self, durable=durable)
+
+    monkeypatch.setattr(table.AnswerTable, "refresh", move)
+    totals = StoreKeeper(folder).totals()
+    assert (totals.answers, totals.calls) == (4, 4)
+    assert len(calls) > 2
+
+
+def test_a_log_may_go_while_another_process_looks_at_it(place: Path) -> None:
+    assert not log.is_written(place / f"p-v1~1~id{log.SUFFIX}")
 
 
 @pytest.mark.usefixtures("faulty")

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,19 @@ def test_a_state_in_an_object_store(place: Path, states: str, mode: str) -> None
     assert StoreKeeper(path_of(states) / "remembered" / "embed").totals().answers == 6
 
 
+def plan_with(step: Callable[[Document], Document]) -> Callable[[PlanWorld], Plan]:
+    """A plan with a step that remembers by ``words``."""
+
+    def build(world: PlanWorld) -> Plan:
+        plan = Plan("paid", version=1)
+        node = plan.source("docs", Memory(world.documents, max_deleted=1.0))
+        remember = Remember("v1", reads=["words"])
+        node.step("embed", step, remember=remember).destination("out", world.out(), backoff=0)
+        return plan
+
+    return build
+
+
 def test_a_store_that_is_deleted_while_a_run_is_on(place: Path) -> None:
     """Its answers are gone, the run is not: what it needs again is called for again."""
     folder, service = place / "state" / "remembered", Service(place)
@@ -80,14 +94,7 @@ def test_a_store_that_is_deleted_while_a_run_is_on(place: Path) -> None:
         doc["vector"] = service.vector(doc["words"])
         return doc
 
-    def plan(world: PlanWorld) -> Plan:
-        plan = Plan("paid", version=1)
-        node = plan.source("docs", Memory(world.documents, max_deleted=1.0))
-        remember = Remember("v1", reads=["words"])
-        node.step("embed", step, remember=remember).destination("out", world.out(), backoff=0)
-        return plan
-
-    world = PlanWorld(place, plan)
+    world = PlanWorld(place, plan_with(step))
     for n in range(10):
         world.put(f"d{n}", words=f"t{n}")
     assert world.run().delivered == 10
@@ -189,14 +196,7 @@ def test_an_input_that_kills_its_process(place: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return doc
 
-    def plan(world: PlanWorld) -> Plan:
-        plan = Plan("paid", version=1)
-        node = plan.source("docs", Memory(world.documents, max_deleted=1.0))
-        remember = Remember("v1", reads=["words"])
-        node.step("embed", step, remember=remember).destination("out", world.out(), backoff=0)
-        return plan
-
-    world = PlanWorld(place, plan)
+    world = PlanWorld(place, plan_with(step))
     for n in range(8):
         world.put(f"d{n}", words="deadly" if n == 3 else f"t{n % 4}")
     summary = world.run(runner=InProcess(fork=True, failures=2))

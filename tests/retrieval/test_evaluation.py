@@ -154,6 +154,14 @@ def test_a_line_that_is_no_question_is_named(tmp_path: Path, line: Any, why: str
     assert why in str(caught.value)
 
 
+def test_a_question_may_have_any_character(tmp_path: Path) -> None:
+    """Also those that end a line for Unicode, and not for JSON."""
+    text = "a\u2028b\x85c"
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"question": text, "ids": ["a"]}, ensure_ascii=False) + "\r\n", "utf-8", newline="")
+    assert read_questions(path) == [Question(text, {"a": 1})]
+
+
 @pytest.mark.parametrize(("content", "why"), [(b"", "no question"), (b"\xff\n", "not UTF-8"), (None, "No such file")])
 def test_a_file_without_questions_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
     """As is one that is not there."""

@@ -123,19 +123,26 @@ def test_two_drivers(states: str, tmp_path: Path) -> None:
     assert operations.check(root) == []
 
 
+def driver_that_slept(states: str, place: Path, waves: int) -> tuple[Plan, State]:
+    """One whose state has been taken over, and who does not know of the waves that have run since."""
+    plan = plan_of(place)
+    write(place, one="1")
+    plan.freeze()
+    sleeper = State.take(state_root(plan, states), plan)
+    delta.forget_logs()  # as in another process
+    State.take(sleeper.root, plan, take_over=True).release()
+    for number in range(waves):
+        write(place, **{f"new-{number}": "text"})
+        assert run_plan(plan, states, checked=False).delivered == (2 if number == 0 else 1)
+    return plan, sleeper
+
+
 @pytest.mark.rule("store.lease")
 def test_a_driver_that_slept(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others have taken over and trimmed the logs meanwhile, so that the number of its next entry is free again."""
     monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 2)
-    plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
-    write(tmp_path, one="1")
-    plan.freeze()
-    sleeper = State.take(root, plan)
-    delta.forget_logs()  # as in another process
-    State.take(root, plan, take_over=True).release()
-    for number in range(4):
-        write(tmp_path, **{f"new-{number}": "text"})
-        assert run_plan(plan, states, checked=False).delivered == (2 if number == 0 else 1)
+    plan, sleeper = driver_that_slept(states, tmp_path, waves=4)
+    root = sleeper.root
     entries = [root / table.name / "_delta_log" / f"{table.version + 1:020d}.json" for table in sleeper.tables]
     assert not any(map(files.exists, entries)), "they were trimmed: else the test shows nothing"
     for table in sleeper.tables:
@@ -155,15 +162,8 @@ def test_a_driver_that_slept(states: str, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_driver_that_slept_before_a_checkpoint(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its mark would name a checkpoint that is older than what was trimmed."""
     monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 2)
-    plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
-    write(tmp_path, one="1")
-    plan.freeze()
-    sleeper = State.take(root, plan)
-    delta.forget_logs()  # as in another process
-    State.take(root, plan, take_over=True).release()
-    for number in range(3):
-        write(tmp_path, **{f"new-{number}": "text"})
-        assert run_plan(plan, states, checked=False).delivered >= 1
+    plan, sleeper = driver_that_slept(states, tmp_path, waves=3)
+    root = sleeper.root
     for table in sleeper.tables:
         with pytest.raises(StateLost, match="another driver"):
             table.checkpoint()

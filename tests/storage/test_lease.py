@@ -20,6 +20,9 @@ from ferryman.storage.locks import ObjectLease
 from ferryman.storage.objects import ObjectPath
 from tests.servers.faulty_s3 import BUCKET, FaultyS3
 from tests.support.http_store import HttpStore
+from tests.support.in_store import faulty, set_variables
+
+__all__ = ["faulty"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,16 +39,9 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(scope="module")
-def faulty() -> Iterator[FaultyS3]:
-    with FaultyS3() as started:
-        yield started
-
-
 @pytest.fixture
 def path(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[ObjectPath]:
-    for name, value in faulty.settings.items():
-        monkeypatch.setenv(name, value)
+    set_variables(monkeypatch, faulty.settings)
     before = objects.set_store_opener(HttpStore)
     yield ObjectPath(f"s3://{BUCKET}", f"{request.node.name}/lock")
     objects.set_store_opener(before)

@@ -15,12 +15,9 @@ from tests.servers.faulty_s3 import BUCKET, FaultyS3, settings
 from tests.servers.s3 import S3
 from tests.servers.server import Server
 from tests.support.http_store import HttpStore
+from tests.support.in_store import faulty, set_variables
 
-
-@pytest.fixture(scope="module")
-def faulty() -> Iterator[FaultyS3]:
-    with FaultyS3() as started:
-        yield started
+__all__ = ["faulty"]
 
 
 @pytest.fixture(
@@ -37,8 +34,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         url = s3.url
     else:
         url = request.getfixturevalue("faulty").url
-    for name, value in settings(url).items():
-        monkeypatch.setenv(name, value)
+    set_variables(monkeypatch, settings(url))
     made = (HttpStore if "of the tests" in request.param else RemoteStore)(f"s3://{BUCKET}")
     yield made
     made.delete([each.key for each in made.list_objects("")])
@@ -127,8 +123,7 @@ def test_a_name_with_all_kinds_of_characters(store: ObjectStore) -> None:
 @pytest.mark.rule("store.commit")
 def test_an_answer_that_is_lost(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who made an object knows it, also when the answer was lost after it was made; who did not, too."""
-    for name, value in faulty.settings.items():
-        monkeypatch.setenv(name, value)
+    set_variables(monkeypatch, faulty.settings)
     for store in (RemoteStore(f"s3://{BUCKET}"), HttpStore(f"s3://{BUCKET}")):
         kind = type(store).__name__
         faulty.fail(lost=0.3, refused=0.2, seed=7)
@@ -144,8 +139,7 @@ def test_an_answer_that_is_lost(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatc
 
 def test_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says which, and what to look at."""
-    for name, value in settings("http://127.0.0.1:9").items():
-        monkeypatch.setenv(name, value)
+    set_variables(monkeypatch, settings("http://127.0.0.1:9"))
     monkeypatch.setattr(objects, "RETRY_S", 0.2)
     with pytest.raises(EngineError, match=r"s3://bucket/a/b: .*address, credentials and permissions"):
         RemoteStore("s3://bucket").get("a/b")
@@ -168,8 +162,7 @@ def test_a_name_is_not_taken_for_a_file() -> None:
 
 def test_a_process_that_was_forked(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so: obstore's threads are not in it, and it would wait for them for ever."""
-    for name, value in faulty.settings.items():
-        monkeypatch.setenv(name, value)
+    set_variables(monkeypatch, faulty.settings)
     store = RemoteStore(f"s3://{BUCKET}")
     store.put("before", b"1")
     monkeypatch.setattr("os.getpid", lambda: 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ferryman import Document
 from ferryman.destinations import Queue as IntoQueue
-from ferryman.errors import Dropped
+from ferryman.errors import Dropped, TransientError
 from ferryman.plan import Plan
 from ferryman.sources import Queue
 from tests.support.plan_world import PlanWorld
@@ -31,6 +31,18 @@ class Counted:
         with open(self.path, "a") as file:
             file.write(f"{key}\n")
         return count(key, state, documents)
+
+
+class Hurdle:
+    """A step that fails for one key until it is mended."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.mended, self.key = str(folder / "mended"), key
+
+    def __call__(self, doc: Document) -> Document:
+        if doc["key"] == self.key and not Path(self.mended).exists():
+            raise TransientError("not yet")
+        return doc
 
 
 def count_words(folder: Path, update: Callable[..., Any] = count, **options: Any) -> PlanWorld:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ferryman.account.relations import View
 from ferryman.destinations.base import Stored
 from ferryman.errors import Misconfigured, message_of
-from ferryman.records.rows import ORDINAL_STEPS, RANGE, STALE, Status
+from ferryman.records.rows import EVENT_ORDER, ORDINAL_STEPS, RANGE, STALE, Status
 from ferryman.state.commands import REPAIR
 from ferryman.storage.query import quote, quote_list
 
@@ -35,8 +35,6 @@ _PAGE: Final = 128
 
 _BUCKETS: Final = 4096
 """Buckets of records, of which those are compared one by one whose sums differ."""
-
-_ORDER: Final = "wave * 4 + ordinal"
 
 
 _ONLY: Final = """
@@ -130,7 +128,7 @@ class Comparison:
         self._key, self._key_of_expected = ("id", "document") if keyed else ("hash", "hash")
         sent = f"status = '{Status.INDEXED}' AND ordinal <> {ORDINAL_STEPS}"  # not: "unchanged", which was not sent
         self._arrived = f"""(
-            SELECT document, source, destination, route, delivery_hash AS hash, wave, {_ORDER} AS happened,
+            SELECT document, source, destination, route, delivery_hash AS hash, wave, {EVENT_ORDER} AS happened,
                 operation = 'upsert' AS is_upsert, coalesce(message, '') = '{STALE}' AS was_stale
             FROM ledger
             WHERE destination IN {self._names} AND {sent} AND wave > {after} AND NOT starts_with(version, '{RANGE}')
@@ -151,14 +149,14 @@ class Comparison:
         failed = f"status IN ('{Status.DEAD}', '{Status.ERROR_DOC}', '{Status.DROPPED}')"
         for name, query in {
             "again": f"""
-                SELECT document, max({_ORDER}) FILTER ({asked}) AS asked FROM ledger
+                SELECT document, max({EVENT_ORDER}) FILTER ({asked}) AS asked FROM ledger
                 WHERE {at} AND ({asked} OR {failed}) GROUP BY document
-                HAVING max({_ORDER}) FILTER ({asked}) > coalesce(max({_ORDER}) FILTER ({failed}), 0)
+                HAVING max({EVENT_ORDER}) FILTER ({asked}) > coalesce(max({EVENT_ORDER}) FILTER ({failed}), 0)
             """,
             "sending": f"""
                 SELECT DISTINCT document FROM waiting WHERE {at} AND (due IS NOT NULL OR delivery_hash IN (
                     SELECT delivery_hash FROM ledger SEMI JOIN waiting USING (delivery_hash) GROUP BY delivery_hash
-                    HAVING arg_max(status, {_ORDER}) = '{Status.INDEXING}'
+                    HAVING arg_max(status, {EVENT_ORDER}) = '{Status.INDEXING}'
                 ))
             """,
             "several_ids": f"""

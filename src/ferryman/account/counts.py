@@ -33,7 +33,7 @@ from ferryman.account.snapshot import (
 )
 from ferryman.errors import StateDamaged
 from ferryman.records.families import was_published_sql
-from ferryman.records.rows import NOT_READ, ORDINAL_COMMAND, TERMINAL, Status
+from ferryman.records.rows import EVENT_ORDER, NOT_READ, ORDINAL_COMMAND, TERMINAL, Status
 from ferryman.state.maintenance import DOCUMENT, HASHES, Columns, last_rows, rows_by_document, to_columns
 from ferryman.state.state import COUNTED, State
 from ferryman.storage import files
@@ -223,7 +223,7 @@ class _PartitionedCount:
         status = _position(_STATUSES, "status")
         unread = f"coalesce(starts_with(message, '{NOT_READ}'), false)" if self._salt else "false"
         return (
-            f"SELECT {self._hashed(_FAMILY)}, {_HASH}, revision, wave * 4 + ordinal, {status}, operation = 'delete', "
+            f"SELECT {self._hashed(_FAMILY)}, {_HASH}, revision, {EVENT_ORDER}, {status}, operation = 'delete', "
             f"{_position(self._destinations, 'destination')}, {self._log_number()}, {unread} "
             "FROM ledger WHERE destination <> ''"
         )

@@ -23,7 +23,7 @@ from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.records.families import SEPARATOR, in_family, in_family_sql
 from ferryman.records.keys import KEY_STATE
-from ferryman.records.rows import DOCUMENTS, LEDGER, LEDGER_COLUMNS, TERMINAL, Status, reason_of
+from ferryman.records.rows import DOCUMENTS, EVENT_ORDER, LEDGER, LEDGER_COLUMNS, TERMINAL, Status, reason_of
 from ferryman.state.outbox import pending_rows
 from ferryman.state.state import State
 from ferryman.storage.files import StatePath
@@ -256,7 +256,7 @@ def _counts(origins: str, documents: str) -> str:
     return f"""
         WITH last AS (
             SELECT arg_max({{source: source, origin: origin, revision: revision, status: status}},
-                wave * 4 + ordinal) AS e
+                {EVENT_ORDER}) AS e
             FROM ledger WHERE destination <> '' AND {origins} GROUP BY delivery_hash
         ), now AS (
             SELECT source, document, max(revision) AS revision FROM documents WHERE {documents} GROUP BY ALL
@@ -392,7 +392,7 @@ def _results(view: View, source: str, documents: Collection[str]) -> dict[str, D
     events = view.rows(
         f"""
         SELECT origin, revision, arg_max({{document: document, destination: destination, status: status,
-            message: message}}, wave * 4 + ordinal) AS last
+            message: message}}, {EVENT_ORDER}) AS last
         FROM ledger WHERE source = $source AND destination <> '' AND origin IN {wanted}
         GROUP BY delivery_hash, origin, revision ORDER BY origin
         """,

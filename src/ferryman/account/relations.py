@@ -24,6 +24,7 @@ from ferryman.records.families import SEPARATOR, STALE, held_delete, in_family, 
 from ferryman.records.rows import (
     DISPLAY_STATUSES,
     DOCUMENTS,
+    EVENT_ORDER,
     HELD,
     LEDGER,
     LEDGER_COLUMNS,
@@ -66,9 +67,6 @@ _WAVE_COUNTS: Final = {
 """Count of ``WaveCounts`` -> stored status of the events that it counts."""
 
 SOURCE_COUNTS: Final = ("documents", "deleted", "again")
-
-_EVENT_ORDER: Final = "wave * 4 + ordinal"
-"""SQL that orders the events of a delivery."""
 
 _ROWS: Final = 2048
 """Rows of a result that are in memory at a time."""
@@ -359,7 +357,7 @@ class View:
         """Count deliveries of ranges that are still to be run; see ``records.rows.RANGE``."""
         return self._scalar(f"""
             SELECT count(*) FROM (
-                SELECT arg_max(status, wave * 4 + ordinal) AS status FROM ledger
+                SELECT arg_max(status, {EVENT_ORDER}) AS status FROM ledger
                 WHERE starts_with(version, '{RANGE}') GROUP BY delivery_hash
             ) WHERE status IN {quote_list(PENDING)}
         """)
@@ -489,7 +487,7 @@ class View:
         found = self._db.execute(f"""
             WITH last AS (
                 SELECT arg_max({{message: message, status: status, source: source, origin: origin, revision: revision}},
-                    {_EVENT_ORDER}) AS event
+                    {EVENT_ORDER}) AS event
                 FROM ledger WHERE delivery_hash IN (SELECT delivery_hash {affected}) GROUP BY delivery_hash
             ), now AS (
                 SELECT source, document, max(revision) AS newest FROM documents
@@ -545,13 +543,13 @@ class View:
         where, parameters = wanted.conditions()
         condition, selected = " AND ".join(where), ", ".join(columns)
         self._db.execute("SET threads = 1")
-        self.keep("last", f"SELECT hash(delivery_hash) AS h, max({_EVENT_ORDER}) AS at FROM ledger GROUP BY h")
+        self.keep("last", f"SELECT hash(delivery_hash) AS h, max({EVENT_ORDER}) AS at FROM ledger GROUP BY h")
         self.keep("now", "SELECT hash(source, document) AS h, max(revision) AS newest FROM documents GROUP BY h")
         self._db.execute(
             f"""
             CREATE OR REPLACE TEMP TABLE current AS
                 SELECT {selected}, ordinal FROM ledger
-                JOIN last l ON hash(delivery_hash) = l.h AND {_EVENT_ORDER} = l.at
+                JOIN last l ON hash(delivery_hash) = l.h AND {EVENT_ORDER} = l.at
                 LEFT JOIN now n ON hash(source, origin) = n.h
                 WHERE {_CURRENT} AND {condition}
             UNION ALL
@@ -624,7 +622,7 @@ class View:
         later = documents = None
         for table in ("ledger", "waiting") if waits else ("ledger",):
             [(order, revision)] = self._db.execute(
-                f"SELECT min({_EVENT_ORDER if table == 'ledger' else '0'}), min(revision) FROM {table}"
+                f"SELECT min({EVENT_ORDER if table == 'ledger' else '0'}), min(revision) FROM {table}"
             ).fetchall()
             if revision is None:
                 continue
@@ -751,7 +749,7 @@ def _newest(where: list[str], limit: int | None, window: int | None) -> str:
             UNION ALL SELECT {selected}, 3 AS ordinal FROM unsent WHERE {condition}
             {order} {"" if window is None else f"LIMIT {window}"}
         ), last AS (
-            SELECT delivery_hash, max({_EVENT_ORDER}) AS at FROM ledger
+            SELECT delivery_hash, max({EVENT_ORDER}) AS at FROM ledger
             WHERE delivery_hash IN (SELECT delivery_hash FROM candidates) GROUP BY delivery_hash
         ), now AS (
             SELECT source, document, max(revision) AS revision FROM documents

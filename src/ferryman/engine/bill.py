@@ -32,11 +32,13 @@ class StepNeed(NamedTuple):
     Attributes:
         documents: that come to the step.
         uncalled: those of them that need a call.
+        alone: those of them that have no input, and so share the call of no other document.
         keys: file with the inputs that need a call; "": none.
     """
 
     documents: int
     uncalled: int
+    alone: int
     keys: str
 
 
@@ -60,12 +62,12 @@ class BillTask:
         self._remove(processing.finish())
         return needs
 
-    def _need(self, documents: int, uncalled: int, missing: set[bytes]) -> StepNeed:
+    def _need(self, documents: int, uncalled: int, alone: int, missing: set[bytes]) -> StepNeed:
         path = ""
         if missing:
             path = str(Path(self.folder) / uuid.uuid4().hex)
             Path(path).write_bytes(b"".join(missing))
-        return StepNeed(documents, uncalled, path)
+        return StepNeed(documents, uncalled, alone, path)
 
     def _remove(self, staged: Staged) -> None:
         root = files.path_of(self.transform.root)
@@ -78,7 +80,7 @@ def count_calls(
     plan: Plan, runner: Runner, transform: Transform, splits: Sequence[TaskSplit | LogSplit], folder: Path
 ) -> list[dict[str, Any]]:
     """Return for each step that remembers: ``step``, ``documents`` that come to it, ``need`` (those that need a call),
-    ``calls`` (as many as these have different inputs), and their ``cost`` in dollars.
+    ``calls`` (as many as these have different inputs, and one for each that has none), and their ``cost`` in dollars.
 
     Args:
         folder: for scratch files.
@@ -99,8 +101,7 @@ def count_calls(
         needs = [each[step.name] for each in found if step.name in each]
         keys = [np.fromfile(need.keys, f"S{KEY_BYTES}") for need in needs if need.keys]
         different = len(np.unique(np.concatenate(keys))) if keys else 0
-        keyless = sum(need.uncalled for need in needs) - sum(map(len, keys)) if not keys else 0
-        calls = different + max(0, keyless)
+        calls = different + sum(need.alone for need in needs)
         bill.append(
             {
                 "step": step.name,

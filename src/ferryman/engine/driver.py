@@ -12,8 +12,7 @@ from ferryman.engine import migration
 from ferryman.engine.preflight import check_runner
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.class_sharing import make_in_background
-from ferryman.engine.runner.java import check_java
-from ferryman.engine.runner.launch import Launch
+from ferryman.engine.runner.launch import Launch, check_java
 from ferryman.engine.runner.on_demand import OnDemandRunner, cores_of, is_default
 from ferryman.engine.settings import SparkSettings
 from ferryman.errors import EngineError, FerrymanError, UsageError

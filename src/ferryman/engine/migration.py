@@ -63,7 +63,6 @@ from ferryman.state.state import (
 )
 from ferryman.state.targets import Target
 from ferryman.storage import files
-from ferryman.storage import files as seals
 from ferryman.storage.files import StatePath
 from ferryman.storage.locks import take_lock
 from ferryman.storage.parquet import Part, PartWriter, RowGroups, read_part, write_part
@@ -79,7 +78,7 @@ def is_pending(state: State) -> bool:
 def finish(state: State) -> str:
     """Run the new state's first wave, and return a line about what it did."""
     before, after = state.recorded_structure(), structure(state.plan)
-    older: Any = seals.unseal(state.root / MIGRATION)
+    older: Any = files.unseal(state.root / MIGRATION)
     why = f"plan version {state.plan.version} continues from version {older['from']}"
     number = state.wave + 1
     removed = [name for name, node in before.items() if node.kind in DELIVERED_KINDS and name not in after]
@@ -446,7 +445,7 @@ def _build(old: State, new: State, from_version: int) -> None:
     new.create(identity, recorded=old.recorded_structure(), publish=False)
     new.journal.close(wave)
     new.load()
-    files.publish(new.root / MIGRATION, seals.seal({"from": from_version}))
+    files.publish(new.root / MIGRATION, files.seal({"from": from_version}))
     new.announce_epoch(after=old.epoch)  # the copied files are named after the older state's epochs
     if new.exists:  # another process created it while this one slept; from now on one of the two can commit
         raise _already_created(new)

@@ -30,9 +30,9 @@ from ferryman.breaker import backoff_s
 from ferryman.engine import commands, migration
 from ferryman.engine.at_most_once import recover_once_wave
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
-from ferryman.engine.commands import reset_states
 from ferryman.engine.commit import NO_POSITIONS, commit_staged
 from ferryman.engine.deliver.dispatch import Dispatcher, SequenceGuard
+from ferryman.engine.keyed.reset import reset_states
 from ferryman.engine.live import ProgressReader
 from ferryman.engine.logs import Logs
 from ferryman.engine.pending_work import Backlog, PendingWork

@@ -26,7 +26,17 @@ from ferryman.records.families import (
     decode_published,
     encode_published,
 )
-from ferryman.records.rows import ORDINAL_STEPS, PENDING, RANGE, Status, events, hasher, scalar_of, table_of
+from ferryman.records.rows import (
+    EVENT_ORDER,
+    ORDINAL_STEPS,
+    PENDING,
+    RANGE,
+    Status,
+    events,
+    hasher,
+    scalar_of,
+    table_of,
+)
 from ferryman.sources.log import Log, Piece
 from ferryman.sources.log_rows import ROWS
 from ferryman.state.logs import RANGES, LogHead
@@ -474,7 +484,7 @@ def pending_ranges(state: State) -> list[EntryRange]:
         SELECT source, version, revision, document, list((destination, delivery_hash) ORDER BY destination)
         FROM (
             SELECT source, version, revision, document, destination, delivery_hash,
-                arg_max(status, wave * 4 + ordinal) AS status
+                arg_max(status, {EVENT_ORDER}) AS status
             FROM read_parquet({quote_list(map(str, paths))})
             WHERE starts_with(version, '{RANGE}') AND source IN {quote_list(sources)}
             GROUP BY ALL

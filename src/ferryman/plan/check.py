@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import inf
-from typing import cast
+from typing import Final, cast
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
@@ -26,7 +27,7 @@ from ferryman.plan.nodes import (
     is_capability_name,
 )
 from ferryman.plan.paths import cycles, ends, loop_findings, sources_of_targets, successors, target_of
-from ferryman.plan.remember import remember_findings, shared_name_findings
+from ferryman.remembered import Remember
 from ferryman.routers import Router
 from ferryman.sources.base import Source
 
@@ -47,7 +48,7 @@ def check(name: str, version: object, nodes: Sequence[Node], *, once: bool = Fal
         for strict, text in _unequal_branch_findings(nodes)
         if strict
     ]
-    findings += shared_name_findings(nodes)
+    findings += _shared_name_findings(nodes)
     findings += [] if findings else converging_copy_findings(nodes, ends(nodes))
     findings = list(dict.fromkeys(findings))  # nodes of one name have the same faults
     return findings, [] if findings else _warnings(nodes)
@@ -148,7 +149,7 @@ def _node_findings(nodes: Sequence[Node], *, once: bool) -> list[str]:
             if node.nan not in ("reject", "null"):
                 findings.append(f'{node.name}: nan={node.nan!r}: give "reject" or "null".')
             findings += call_findings(node)
-            findings += remember_findings(node)
+            findings += _remember_findings(node)
             for name in node.needs:
                 if not is_capability_name(name):
                     findings.append(
@@ -322,3 +323,54 @@ def _destinations_of_one_document(nodes: Sequence[Node]) -> set[tuple[str, str]]
         for left, right in pairs:
             reached_pairs |= {(min(a, b), max(a, b)) for a in left for b in right}
     return reached_pairs
+
+
+# --- steps that remember: what they are must be something that can be remembered ---
+
+_REFUSED: Final = {
+    "extract_text": "changes the content of documents",
+    "fetch_url": "changes the content of documents",
+    "split_text": "makes children",
+    "unpack": "makes children",
+}
+"""Ready-made step -> what it does that cannot be remembered."""
+
+
+def _remember_findings(node: StepNode) -> Iterator[str]:
+    """Yield the reasons why a step cannot remember."""
+    remember = node.remember
+    if remember is None:
+        return
+    if not isinstance(remember, Remember):
+        yield f"{node.name}: remember={remember!r}: give a Remember(version, ...)."
+        return
+    for why in remember.findings():
+        yield f"{node.name}: remember: {why}"
+    made = node.fn if isinstance(node.fn, type) else type(node.fn)
+    if made.__module__.startswith("ferryman.steps.") and (does := _REFUSED.get(made.__name__)):
+        yield (
+            f"{node.name}: {made.__name__} {does}, and only fields are remembered: leave out remember=, and let the "
+            "step after it remember."
+        )
+    elif inspect.isgeneratorfunction(node.fn):
+        yield (
+            f"{node.name}: its function is a generator, which makes children, and only fields are remembered: make "
+            "children in a step before it."
+        )
+
+
+def _shared_name_findings(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield a finding for each name under which two steps of a plan would share answers although they read or write
+    other fields."""
+    seen: dict[tuple[str, str], StepNode] = {}
+    for node in nodes:
+        if not isinstance(node, StepNode) or not isinstance(node.remember, Remember):
+            continue
+        remember = node.remember
+        other = seen.setdefault((remember.name or node.name, remember.version), node)
+        assert other.remember is not None
+        if (other.remember.reads, other.remember.writes) != (remember.reads, remember.writes):
+            yield (
+                f"{node.name}: remembers under the name and version of {other.name}, but reads or writes other fields: "
+                "give it another name= or version=."
+            )

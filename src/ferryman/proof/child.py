@@ -33,7 +33,7 @@ from ferryman.errors import FerrymanError, StateHeld, StateLost, describe
 from ferryman.observe import Silent
 from ferryman.plan import Plan
 from ferryman.proof import broken, faults
-from ferryman.proof.faults import PlannedFault
+from ferryman.proof.faults import PlannedFault, children_of
 from ferryman.proof.sample import bytes_of
 from ferryman.proof.steps import refuse_connections
 from ferryman.proof.twin_plan import Setup, TwinPlan
@@ -374,15 +374,6 @@ class Forks:
                 os.waitpid(pid, 0)
                 return TIMEOUT
             time.sleep(_PAUSE_S)
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the processes that a process has forked, and that live."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(each) for each in (thread / "children").read_text().split()]
-    return found
 
 
 def state_of(pid: int) -> str:

@@ -231,7 +231,7 @@ class RoundComparison:
         now = Counter((each.step, each.document, each.given) for each in this.calls)
         found.calls += sum((now - before).values())
         if self._once:
-            twice = sorted((step, document) for (step, document, _), n in (now - before).items() if n)
+            twice = sorted((step, document) for step, document, _ in now - before)
             found.broken += [f"step {step} was called twice for {document}" for step, document in twice[:1]]
 
     @staticmethod

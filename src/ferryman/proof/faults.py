@@ -336,8 +336,15 @@ def _kill_java(folder: Path) -> None:
 
 
 def _descendants(pid: int) -> Iterator[int]:
+    for child in children_of(pid):
+        yield child
+        yield from _descendants(child)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has forked, and that live."""
+    found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            for child in (thread / "children").read_text().split():
-                yield int(child)
-                yield from _descendants(int(child))
+            found += [int(each) for each in (thread / "children").read_text().split()]
+    return found

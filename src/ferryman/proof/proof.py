@@ -231,7 +231,7 @@ class _Proving:
         setup = Setup(self._plan, sample, self._allowed, self._scratch)
         setup_file = self._folder / "setup.pickle"
         setup_file.write_bytes(dumps(setup))
-        self._note_limits(setup)
+        self._note_guarantees()
         with Processes(setup_file) as processes:
             self._observer("running without faults")
             reference = self._reference(processes, setup_file)
@@ -448,7 +448,7 @@ class _Proving:
 
     # -- what is not proved ------------------------------------------------------------------------
 
-    def _note_limits(self, setup: Setup) -> None:
+    def _note_guarantees(self) -> None:
         for node in self._plan.nodes:
             if isinstance(node, DestinationNode) and not isinstance(node, KeyedNode):
                 self._result.guarantees[node.name] = node.policy.guarantee.value

@@ -96,8 +96,8 @@ def notes(result: ProofResult, replay: str) -> Iterator[str]:
     """
     for fault, what in result.violations[:SHOWN]:
         yield f"Broken: {what}. To see it again: {replay} {fault}"
-    if more := len(result.violations) - SHOWN:
-        yield from [f"… and {more} more"] if more > 0 else []
+    if (more := len(result.violations) - SHOWN) > 0:
+        yield f"… and {more} more"
     for fault, why in result.inconclusive[:SHOWN]:
         yield f"Inconclusive: {why}. To try it again: {replay} {fault}"
     if result.short:

@@ -322,7 +322,7 @@ class Round:
         """Have ``verify --repair`` find and send again what a destination has lost."""
         last = VERSIONS - 1
         if fault.kind == "tail":
-            self._do_lose_tail(fault)
+            self._lose(msgspec.structs.replace(fault, version=last))
         for _ in range(2):  # an older delivery may be found only when the newer one is back
             _, found = self._do(
                 ChildJob("verify", str(self._folder), last, broken=self._broken, answer="verified.json")
@@ -336,6 +336,3 @@ class Round:
         _, found = self._do(ChildJob("verify", str(self._folder), last, broken=self._broken, answer="verified.json"))
         if found.exit == 3:
             raise Violation(f"verify --repair did not bring back what was lost: {'; '.join(found.messages[:3])}")
-
-    def _do_lose_tail(self, fault: PlannedFault) -> None:
-        self._lose(msgspec.structs.replace(fault, version=VERSIONS - 1))

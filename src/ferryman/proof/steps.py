@@ -14,7 +14,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 from ferryman.destinations.base import Effect
@@ -23,7 +22,7 @@ from ferryman.errors import BadDocument, PermanentError, Unavailable
 from ferryman.plan import Plan, StepNode
 from ferryman.plan.calls import is_async
 from ferryman.proof.faults import Effects
-from ferryman.proof.twins import append_lines
+from ferryman.proof.twins import append_lines, read_lines
 
 CALLS: Final = "calls.jsonl"
 """File of a round with every call of a step."""
@@ -57,7 +56,7 @@ def outside_steps(plan: Plan, allowed: Collection[str]) -> list[str]:
         if isinstance(node, StepNode)
         and node.effect is not Effect.SAFE
         and node.name not in allowed
-        and getattr(node, "remember", None) is None
+        and node.remember is None
     ]
 
 
@@ -194,10 +193,7 @@ def _join(digests: list[str]) -> str:
 
 def read_calls(folder: Path) -> list[Call]:
     """Return the calls of a round."""
-    path = folder / CALLS
-    if not path.exists():
-        return []
-    return [Call(*msgspec.json.decode(line)) for line in path.read_bytes().splitlines()]
+    return [Call(*row) for row in read_lines(folder / CALLS)]
 
 
 def undetermined(calls: list[Call]) -> dict[str, str]:
@@ -230,8 +226,4 @@ def _look(folder: Path, allowed: frozenset[str], event: str, arguments: tuple[An
 
 def refused_connections(folder: Path) -> list[tuple[str, str]]:
     """Return (step, what it wanted to call) of a round."""
-    path = folder / REFUSED
-    if not path.exists():
-        return []
-    rows: list[tuple[str, str]] = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
-    return list(dict.fromkeys((step, what) for step, what in rows))
+    return list(dict.fromkeys((step, what) for step, what in read_lines(folder / REFUSED)))

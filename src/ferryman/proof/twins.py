@@ -7,15 +7,14 @@ twin is wrapped in a ``Twin``, which writes down every call, and has the faults 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fcntl
-import json
 import os
 import shutil
 import sqlite3
 import time
 from collections.abc import Collection, Iterator
-from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -119,19 +118,18 @@ def drop_scratch(twin: Destination) -> None:
 
 def embedded_twin(destination: Destination, folder: Path) -> Destination | None:
     """Return a twin of the same kind in a folder; None: the kind needs a server, or is not known."""
-    twin = copy.copy(destination)
     match destination:
         case Sql() if _database(destination).get_backend_name() == "sqlite":
+            twin = copy.copy(destination)
             vars(twin)["url"] = f"sqlite:///{folder / 'twin.db'}"
+            return twin
         case JsonLines() | Directory():
             return destination.elsewhere(folder / "files")
         case Queue():
             return Queue(destination.name, folder, keep=destination.keep, text=destination.text)
         case Null():
             return destination
-        case _:
-            return None
-    return twin
+    return None
 
 
 def _database(destination: Sql) -> sa.URL:
@@ -181,11 +179,10 @@ class RecorderTwin(Destination):
         self._sender = context.destination
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
-        with open(self.path, "a+b") as file:
+        with open(self.path, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
             hashes, highest = set(), dict[str, int]()
-            for id, digest, sequence, *_ in _lines(file.read()):
+            for id, digest, sequence, *_ in read_lines(self.path):
                 hashes.add(digest)
                 highest[id] = max(sequence, highest.get(id, 0))
             outcomes, added = [], []
@@ -195,12 +192,11 @@ class RecorderTwin(Destination):
                 elif self.compares_sequences and each.sequence < highest.get(each.id, 0):
                     outcomes.append(Outcome.stale())
                 else:
-                    row = [each.id, each.hash, each.sequence, each.operation, self._sender]
-                    added.append(json.dumps(row).encode() + b"\n")
+                    added.append([each.id, each.hash, each.sequence, each.operation, self._sender])
                     hashes.add(each.hash)
                     highest[each.id] = each.sequence
                     outcomes.append(Outcome.ok())
-            os.write(file.fileno(), b"".join(added))
+            append_lines(self.path, added)
         return outcomes
 
     def keeps_hash(self, digest: str, hashes: Collection[str]) -> bool:
@@ -208,13 +204,12 @@ class RecorderTwin(Destination):
         return digest in hashes
 
     def highest_sequence(self) -> int | None:
-        rows = _lines(self.path.read_bytes()) if self.path.exists() else []
-        return max((row[2] for row in rows), default=None)
+        return max((row[2] for row in read_lines(self.path)), default=None)
 
     def held(self) -> list[Holding]:
         """Return what it holds: of one that is keyed by id the last delivery of each id that was not deleted, else all
         of them."""
-        rows = _lines(self.path.read_bytes()) if self.path.exists() else []
+        rows = read_lines(self.path)
         if self.keyed_by_id:
             last = {id: (id, digest, operation) for id, digest, _, operation, _ in rows}
             return [Holding(id, digest, True) for id, digest, operation in last.values() if operation == "upsert"]
@@ -232,11 +227,6 @@ class ReadableRecorderTwin(RecorderTwin):
         for each in self.held():
             if wanted is None or each.id in wanted:
                 yield Stored(each.id, each.hash, each.intact)
-
-
-def _lines(content: bytes) -> list[list[Any]]:
-    """Return the rows of a recorder's file; a torn one at the end does not count."""
-    return [json.loads(line) for line in content.splitlines() if line.endswith(b"]")]
 
 
 def _declare(twin: Destination, like: Destination) -> None:
@@ -375,8 +365,8 @@ def digest_of(delivery: Delivery) -> str:
 
 
 def append_lines(path: Path, rows: list[Any]) -> None:
-    """Append rows to a file that several processes write to, and that outlives them."""
-    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+    """Append rows to a file that several processes write to, each of which may be killed meanwhile."""
+    lines = b"".join(b"\n" + msgspec.json.encode(row) for row in rows)  # the row before may have no end
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(fd, lines)
@@ -384,12 +374,18 @@ def append_lines(path: Path, rows: list[Any]) -> None:
         os.close(fd)
 
 
+def read_lines(path: Path) -> list[list[Any]]:
+    """Return the rows of a file, if it is there; what a killed process has not written to its end does not count."""
+    rows = []
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        with contextlib.suppress(msgspec.DecodeError):
+            rows.append(msgspec.json.decode(line))
+    return rows
+
+
 def read_arrivals(folder: Path) -> list[Arrival]:
     """Return what the twins of a round were given, in the order of arrival."""
-    path = folder / ARRIVALS
-    if not path.exists():
-        return []
-    return [Arrival(*msgspec.json.decode(line)) for line in path.read_bytes().splitlines()]
+    return [Arrival(*row) for row in read_lines(folder / ARRIVALS)]
 
 
 def held_by(twin: Destination, context: DestinationContext) -> list[Holding] | None:
@@ -436,16 +432,16 @@ def forget_holes(inner: Destination, folder: Path, chance: Random) -> int:
     match inner:
         case Sql():
             before = 0 if inner.keyed_by_id else _highest_row(kept / "twin.db", inner.table)
-            with closing(sqlite3.connect(place / "twin.db")) as db, db:
+            with contextlib.closing(sqlite3.connect(place / "twin.db")) as db, db:
                 query = f'SELECT rowid FROM "{inner.table}" WHERE rowid > ? ORDER BY rowid'
                 lost = _some([id for (id,) in db.execute(query, [before])], chance)
                 db.executemany(f'DELETE FROM "{inner.table}" WHERE rowid = ?', [(id,) for id in lost])
         case RecorderTwin():
-            lines = inner.path.read_bytes().splitlines(keepends=True)
-            old = kept / inner.path.name
-            first = 0 if inner.keyed_by_id or not old.exists() else len(old.read_bytes().splitlines())
-            lost = _some(range(first, len(lines)), chance)
-            inner.path.write_bytes(b"".join(line for at, line in enumerate(lines) if at not in lost))
+            rows = read_lines(inner.path)
+            first = 0 if inner.keyed_by_id else len(read_lines(kept / inner.path.name))
+            lost = _some(range(first, len(rows)), chance)
+            inner.path.unlink()
+            append_lines(inner.path, [row for at, row in enumerate(rows) if at not in lost])
         case _:
             files = sorted(
                 path
@@ -464,7 +460,7 @@ def _highest_row(database: Path, table: str) -> int:
     """Return the highest row of a table; 0 if there is none."""
     if not database.exists():
         return 0
-    with closing(sqlite3.connect(database)) as db:
+    with contextlib.closing(sqlite3.connect(database)) as db:
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [table]).fetchone():
             return 0
         [(highest,)] = db.execute(f'SELECT max(rowid) FROM "{table}"').fetchall()

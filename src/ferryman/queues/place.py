@@ -9,7 +9,6 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -129,7 +128,7 @@ def make(folder: StatePath) -> None:
     """Create a queue if there is none, atomically and durably: first a folder under another name, which is then
     renamed."""
     if isinstance(folder, ObjectPath):
-        make_object(folder / IDENTITY, _identity_record, str(uuid.uuid4()))
+        _make_object(folder / IDENTITY, str(uuid.uuid4()))
         return
     root = folder.parent
     if root.exists() and not root.is_dir():
@@ -169,7 +168,7 @@ def _identity_record(identity: str) -> dict[str, Any]:
 def remove(folder: StatePath, identity: str) -> None:
     """Delete the queue with this id, atomically and durably."""
     if isinstance(folder, ObjectPath):
-        remove_object(folder / IDENTITY, identity, _identity_record)
+        _remove_object(folder / IDENTITY, identity)
         return
     deleted = folder.with_name(f"{_DELETED}{uuid.uuid4().hex}")
     folder.rename(deleted)
@@ -209,38 +208,34 @@ _DELETED_ID = ""
 """Id in the ``queue.json`` of a deleted queue."""
 
 
-def make_object(pointer: ObjectPath, new: Callable[[str], dict[str, Any]], identity: str) -> None:
+def _make_object(pointer: ObjectPath, identity: str) -> None:
     """Create a queue if there is none: the first entry of its log, then ``queue.json``.
 
     Objects that a crash left of others are removed when ours is created: whoever was suspended while creating one of
     them has read an older ``queue.json``, and can no longer replace it.
-
-    Args:
-        new: id -> content of ``queue.json``.
     """
     folder = pointer.parent
     files.probe(folder)
     found = files.read_version(pointer)
     if found is not None and _read_id(pointer, found[0]) != _DELETED_ID:
         return
-    left_over, _ = folder.store.list_folder(
-        folder.key
-    )  # listed before ours is created: after it, another id may be a newer queue's
+    # listed before ours is created: after it, another id may be a newer queue's
+    left_over, _ = folder.store.list_folder(folder.key)
     home = folder / identity
     files.replace(home / "messages" / "_delta_log" / f"{0:020d}.json", first_queue_entry(identity))
     crash.point("queue.built")
-    created = files.replace_version(pointer, seal(new(identity)), None if found is None else found[1])
+    created = files.replace_version(pointer, seal(_identity_record(identity)), None if found is None else found[1])
     crash.point("queue.named")
     for name in left_over if created else [identity]:  # another process was faster: nobody can use ours
         files.remove_folder(folder / name)
     crash.point("queue.made")
 
 
-def remove_object(pointer: ObjectPath, identity: str, new: Callable[[str], dict[str, Any]]) -> None:
+def _remove_object(pointer: ObjectPath, identity: str) -> None:
     """Delete the queue with this id, unless it was deleted already."""
     found = files.read_version(pointer)
     if found is not None and _read_id(pointer, found[0]) == identity:
-        files.replace_version(pointer, seal({**new(_DELETED_ID), "was": identity}), found[1])
+        files.replace_version(pointer, seal({**_identity_record(_DELETED_ID), "was": identity}), found[1])
     crash.point("queue.renamed")
     files.remove_folder(pointer.parent / identity)
     crash.point("queue.removed")

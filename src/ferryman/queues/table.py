@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from ferryman import crash
 from ferryman.errors import StateDamaged
+from ferryman.queues.message import ROWS
 from ferryman.storage import files
 from ferryman.storage.delta import OWN_CHECKPOINTS, AddedFile, DeltaLog, LogEntry, delta_schema, first_entry
 from ferryman.storage.disk import TEMPORARY
@@ -31,16 +31,6 @@ from ferryman.storage.files import StatePath, make_folder, replace
 
 LAST: Final = "index"
 """Application whose transaction number is the index of the last message ever appended."""
-
-COLUMNS: Final = pa.schema(
-    [
-        pa.field("index", pa.int64(), nullable=False),
-        pa.field("message", pa.string()),
-        pa.field("meta", pa.string()),
-        pa.field("hash", pa.string()),
-        pa.field("created", pa.timestamp("us", tz="UTC")),
-    ]
-)
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -96,7 +86,7 @@ def _milliseconds(created_us: int) -> str:
 
 def first_queue_entry(identity: str) -> bytes:
     """Return the content of the entry that creates the table; its id is the queue's."""
-    return first_entry(delta_schema(COLUMNS), [], OWN_CHECKPOINTS, identity)
+    return first_entry(delta_schema(ROWS), [], OWN_CHECKPOINTS, identity)
 
 
 class MessageTable:

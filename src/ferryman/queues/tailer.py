@@ -52,12 +52,26 @@ class Tailer:
     def read(self, wait_s: float = 0) -> Message | None:
         """Return the next message; None if there is none even after ``wait_s`` seconds. The new position is durable
         when this returns."""
-        found = self._read(1, wait_s)
+        found = self.read_many(1, wait_s)
         return found[0] if found else None
 
     def read_many(self, n: int, wait_s: float = 0) -> list[Message]:
         """Return the next messages, at most ``n``; the new position is recorded once for all of them."""
-        return self._read(n, wait_s)
+        until = time.monotonic() + wait_s
+        pause = limits.QUEUE_POLL_S
+        most = limits.QUEUE_POLL_MAX_S if isinstance(self._store.folder, Path) else limits.QUEUE_POLL_STORE_S
+        while True:
+            with self._hold_reader():
+                found = self._next_messages(self._recorded_place(), n)
+                if found and not self._record_place(self._place_after(found[-1])):
+                    continue
+                if found:
+                    return found
+            left = until - time.monotonic()
+            if left <= 0 or n < 1:
+                return []
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, most)
 
     def peek(self) -> Message | None:
         """Return the next message without moving."""
@@ -97,23 +111,6 @@ class Tailer:
         """Read backward from now on: the message before the position comes next."""
         self._forward = False
         return self
-
-    def _read(self, n: int, wait_s: float) -> list[Message]:
-        until = time.monotonic() + wait_s
-        pause = limits.QUEUE_POLL_S
-        most = limits.QUEUE_POLL_MAX_S if isinstance(self._store.folder, Path) else limits.QUEUE_POLL_STORE_S
-        while True:
-            with self._hold_reader():
-                found = self._next_messages(self._recorded_place(), n)
-                if found and not self._record_place(self._place_after(found[-1])):
-                    continue
-                if found:
-                    return found
-            left = until - time.monotonic()
-            if left <= 0 or n < 1:
-                return []
-            time.sleep(min(pause, left))
-            pause = min(pause * 2, most)
 
     def _next_messages(self, place: int, n: int) -> list[Message]:
         """Return at most ``n`` messages from a position on, in the current direction."""

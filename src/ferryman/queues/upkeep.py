@@ -27,7 +27,7 @@ from ferryman.storage.delta import LogEntry
 from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.files import changed_before, fsync_folder, list_names, remove, remove_all, remove_temporary
 from ferryman.storage.locks import hold_lock
-from ferryman.storage.parquet import RowGroups
+from ferryman.storage.parquet import RowGroups, combine_small_tables
 
 _log: Final = logging.getLogger(__name__)
 
@@ -112,7 +112,8 @@ def merge(store: QueueStore, batch: list[MessageFile]) -> None:
     4. remove the small ones
     """
     table = store.table
-    part = write_rows(table.folder, _combine_small_tables(_read_files(store, batch)))  # 1
+    rows = combine_small_tables(_read_files(store, batch), limits.QUEUE_GROUP_ROWS)
+    part = write_rows(table.folder, rows)  # 1
     crash.point("merge.staged")
     fsync_folder(table.folder)
     oldest, newest = min(f.oldest for f in batch), max(f.newest for f in batch)
@@ -156,21 +157,6 @@ def _read_files(store: QueueStore, files: list[MessageFile]) -> Iterator[pa.Tabl
     for file in files:
         with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
             yield from groups.all_rows()
-
-
-def _combine_small_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield larger tables made of small ones, each a row group."""
-    held: list[pa.Table] = []
-    rows = size = 0
-    for table in tables:
-        if held and (rows + table.num_rows > limits.QUEUE_GROUP_ROWS or size + table.nbytes > limits.GROUP_BYTES):
-            yield pa.concat_tables(held)
-            held, rows, size = [], 0, 0
-        held.append(table)
-        rows += table.num_rows
-        size += table.nbytes
-    if held:
-        yield pa.concat_tables(held)
 
 
 # --- trimming: removing messages from the beginning by age, without changing indices ---

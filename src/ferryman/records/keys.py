@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 from ferryman import limits
 from ferryman.errors import StateDamaged, UsageError
 from ferryman.storage import files
-from ferryman.storage import files as seals
 from ferryman.storage.delta import DataFile, read_log
 from ferryman.storage.files import StatePath, explain_errors_of_class, local_path, path_of
 from ferryman.storage.locks import Readers
@@ -159,7 +158,7 @@ def feed_id(root: StatePath, node: str) -> str:
     Raises:
         StateDamaged: the identity cannot be read.
     """
-    identity: Any = seals.unseal(root / "state.json")
+    identity: Any = files.unseal(root / "state.json")
     carried: dict[str, str] = identity.get("feeds", {})
     return carried.get(node, f"{identity.get('id', identity['first_sequence'])}/{node}")
 
@@ -174,13 +173,13 @@ def note(root: StatePath, node: str, reader: str, positions: Mapping[str, int], 
     path = _path(root, node, reader)
     files.make_folder(path.parent)
     before = dropped_before(root, node, reader) if dropped is None else dropped
-    files.replace(path, seals.seal({"reader": reader, "positions": dict(positions), "dropped": before}))
+    files.replace(path, files.seal({"reader": reader, "positions": dict(positions), "dropped": before}))
 
 
 def dropped_before(root: StatePath, node: str, reader: str) -> int:
     """Return the last wave whose deletions had been dropped when this reader began; 0: none, or unknown."""
     try:
-        recorded: Any = seals.unseal(_path(root, node, reader))
+        recorded: Any = files.unseal(_path(root, node, reader))
     except (StateDamaged, OSError):
         return 0
     return int(recorded.get("dropped", 0))
@@ -209,7 +208,7 @@ def first_needed_wave(root: StatePath, node: str) -> int | None:
 
 def _places(path: StatePath) -> list[int]:
     try:
-        recorded: Any = seals.unseal(path)
+        recorded: Any = files.unseal(path)
         return [max(1, place) for place in recorded["positions"].values()]
     except (StateDamaged, OSError):
         return [1] if files.exists(path) else []

@@ -188,6 +188,9 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
+EVENT_ORDER: Final = "wave * 4 + ordinal"
+"""SQL that orders the events of a delivery."""
+
 # Ledger events as Arrow tables: made from outbox rows that were sent, or from single values.
 
 ORDINAL_COMMAND: Final = 0

@@ -11,25 +11,22 @@ Each record has a checksum. One that is damaged is skipped: its input is asked a
 from __future__ import annotations
 
 import fcntl
+import io
 import os
-import struct
 import time
 import uuid
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
 from ferryman.remembered.answers import RememberedAnswer
 from ferryman.storage import files
-from ferryman.storage.files import StatePath
+from ferryman.storage.files import RecordPlace, RecordWriter, StatePath, framed_records, numbered
 from ferryman.storage.objects import ObjectPath
 
 SUFFIX: Final = ".rec"
-_FRAME: Final = struct.Struct("<II")
-"""Before each record: its length and CRC-32."""
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -109,74 +106,41 @@ class LogName(NamedTuple):
         return cls(plan, int(wave), id) if suffix and wave.isdigit() and id else None
 
 
-class Position(NamedTuple):
-    """Place of a record in a log: the object's number (0 on a disk), and bytes before it."""
-
-    object: int = 0
-    at: int = 0
-
-
 class LogWriter:
     """Appends records to a new log, which exists from the first append on."""
 
     def __init__(self, folder: StatePath, name: LogName) -> None:
         self.name = str(name)
-        self._path = folder / self.name
-        self._fd = -1
-        self._objects = 0
-        self._held: list[bytes] = []
+        self._folder = folder
+        self._records: RecordWriter | None = None
 
-    def append(self, *records: Record, durable: bool = False) -> list[Position]:
+    def append(self, *records: Record, durable: bool = False) -> list[RecordPlace]:
         """Append records and return their places. In an object store what is not durable waits for the next that is."""
-        frames = [_frame(record) for record in records]
-        if isinstance(self._path, ObjectPath):
-            at = sum(map(len, self._held))
-            places = [Position(self._objects, at + sum(map(len, frames[:n]))) for n in range(len(frames))]
-            self._held += frames
-            if durable:
-                files.replace(self._path.parent / f"{self.name}.{self._objects}", b"".join(self._held))
-                self._objects, self._held = self._objects + 1, []
-            return places
-        new = self._fd < 0
-        if new:
-            files.make_folder(self._path.parent)
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-        at = os.lseek(self._fd, 0, os.SEEK_END)
-        data = memoryview(b"".join(frames))
-        while data:
-            data = data[os.write(self._fd, data) :]
+        if self._records is None:
+            files.make_folder(self._folder)
+            self._records = RecordWriter(self._folder / self.name, locked=True)
+        places = [self._records.add(_encode(record)) for record in records]
         if durable:
-            os.fdatasync(self._fd)
-        if new:
-            files.fsync_folder(self._path.parent)
-        places = []
-        for frame in frames:
-            places.append(Position(0, at))
-            at += len(frame)
+            self._records.sync()
+        else:
+            self._records.flush()
         return places
 
     def close(self) -> None:
         """Make all records durable, and end the log."""
-        if isinstance(self._path, ObjectPath):
-            if self._held:
-                self.append(durable=True)
-        elif self._fd >= 0:
-            os.fdatasync(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-
-
-def _frame(record: Record) -> bytes:
-    data = _encode(record)
-    return _FRAME.pack(len(data), zlib.crc32(data)) + data
+        if self._records is not None:
+            self._records.sync()
+            self._records.close()
 
 
 def is_written(path: StatePath) -> bool:
     """Return whether the writer of a log holds its lock; False in an object store, where logs have no locks."""
     if not isinstance(path, Path):
         return False
-    fd = os.open(path, os.O_RDONLY)
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:  # it has just gone into the table
+        return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -193,71 +157,61 @@ def log_names(folder: StatePath) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
-def read_after(path: StatePath, start: Position) -> tuple[list[tuple[Position, Record]], Position]:
+def read_after(path: StatePath, start: RecordPlace) -> tuple[list[tuple[RecordPlace, Record]], RecordPlace]:
     """Return the records of a log from a place on, and the place behind them. A record that is not complete yet is not
-    read; one that is damaged is skipped.
+    read; one that is damaged is skipped, once another one follows it.
 
     Raises:
         FileNotFoundError: the log is gone.
     """
-    found: list[tuple[Position, Record]] = []
     if isinstance(path, ObjectPath):
-        number = start.object
-        while (version := files.read_version(path.parent / f"{path.name}.{number}")) is not None:
-            found += [(Position(number, at), record) for at, record in _records(version[0], 0)[0]]
+        found, number = [], start.object
+        while (version := files.read_version(numbered(path, number))) is not None:
+            found += _records(io.BytesIO(version[0]), RecordPlace(number))[0]
             number += 1
-        return found, Position(number)
+        return found, RecordPlace(number)
     with path.open("rb") as file:
         file.seek(start.at)
-        records, end = _records(file.read(), start.at)
-    return [(Position(0, at), record) for at, record in records], Position(0, end)
+        return _records(file, start)
 
 
-def read_answer(path: StatePath, place: Position) -> RememberedAnswer | None:
-    """Return the answer at a place of a log; None: the log is gone, or the record is damaged."""
+def _records(file: BinaryIO, start: RecordPlace) -> tuple[list[tuple[RecordPlace, Record]], RecordPlace]:
+    found: list[tuple[RecordPlace, Record]] = []
+    number, at = end = start
+    for size, data in framed_records(file):
+        if (record := _record(data)) is not None:
+            found.append((RecordPlace(number, at), record))
+            end = RecordPlace(number, at + size)
+        at += size
+    return found, end
+
+
+def _record(data: bytes | None) -> Record | None:
+    """Return a record; None: it is damaged, or perhaps being written."""
     try:
-        if isinstance(path, ObjectPath):
-            data = files.read(path.parent / f"{path.name}.{place.object}")[place.at :]
-        else:
-            with path.open("rb") as file:
-                file.seek(place.at)
-                head = file.read(_FRAME.size)
-                data = head + file.read(_FRAME.unpack(head)[0])
-    except (FileNotFoundError, struct.error):
-        return None
-    record = next((record for _, record in _records(data, 0)[0]), None)
-    return record.answer if isinstance(record, Answered) else None
-
-
-def _records(data: bytes, offset: int) -> tuple[list[tuple[int, Record]], int]:
-    """Return the records in some bytes of a log with their places, and the place behind the last one."""
-    found: list[tuple[int, Record]] = []
-    at = 0
-    while at + _FRAME.size <= len(data):
-        length, checksum = _FRAME.unpack_from(data, at)
-        begin, end = at + _FRAME.size, at + _FRAME.size + length
-        if end > len(data):
-            break
-        record = _record(data[begin:end], checksum)
-        if record is None and end == len(data):
-            break  # perhaps it is being written
-        if record is not None:
-            found.append((offset + at, record))
-        at = end
-    return found, offset + at
-
-
-def _record(data: bytes, checksum: int) -> Record | None:
-    if zlib.crc32(data) != checksum:
-        return None
-    try:
-        record: Record = _decode(data)
+        record: Record | None = None if data is None else _decode(data)
     except msgspec.DecodeError:
         return None
     return record
 
 
+def read_answer(path: StatePath, place: RecordPlace) -> RememberedAnswer | None:
+    """Return the answer at a place of a log; None: the log is gone, or the record is damaged."""
+    try:
+        if isinstance(path, ObjectPath):
+            file: BinaryIO = io.BytesIO(files.read(numbered(path, place.object)))
+        else:
+            file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    with file:
+        file.seek(place.at)
+        _, data = next(framed_records(file), (0, None))
+    record = _record(data)
+    return record.answer if isinstance(record, Answered) else None
+
+
 def all_records(path: StatePath) -> Iterator[Record]:
     """Yield all records of a log that are whole."""
-    for _, record in read_after(path, Position())[0]:
+    for _, record in read_after(path, RecordPlace())[0]:
         yield record

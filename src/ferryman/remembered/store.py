@@ -20,11 +20,11 @@ A kill after 3 leaves a call in doubt: it is called again, with the same key, an
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ferryman import crash
+from ferryman.records.rows import now_us
 from ferryman.remembered import log
 from ferryman.remembered.answers import REFUSED, Input, RememberedAnswer
 from ferryman.remembered.claims import Claims, open_claims
@@ -37,13 +37,12 @@ from ferryman.remembered.log import (
     Header,
     LogName,
     LogWriter,
-    Position,
     Record,
     Used,
 )
 from ferryman.remembered.policy import Remember
 from ferryman.remembered.table import AnswerTable
-from ferryman.storage.files import StatePath
+from ferryman.storage.files import RecordPlace, StatePath
 
 FOLDER: Final = "remembered"
 """Folder of all stores, beside the states."""
@@ -54,16 +53,11 @@ _LONGEST_WAIT_S: Final = 0.25
 """Pauses between two looks at what another task is calling for, in seconds."""
 
 
-def now_us() -> int:
-    """Return the current time in µs since 1970."""
-    return time.time_ns() // 1000
-
-
 class Place(NamedTuple):
     """Place of an answer in a log."""
 
     log: str
-    position: Position
+    position: RecordPlace
     created: int
 
 
@@ -80,7 +74,7 @@ class AnswerReader:
         self.table = AnswerTable(folder)
         self.begun: dict[bytes, str] = {}
         self.doubted: set[bytes] = set()
-        self._ends: dict[str, Position] = {}
+        self._ends: dict[str, RecordPlace] = {}
         self._places: dict[bytes, Place] = {}
         self._forgotten: dict[bytes, int] = {}
 
@@ -99,7 +93,7 @@ class AnswerReader:
             if name == without:
                 continue
             try:
-                records, end = log.read_after(self._log_folder / name, self._ends.get(name, Position()))
+                records, end = log.read_after(self._log_folder / name, self._ends.get(name, RecordPlace()))
             except FileNotFoundError:
                 continue  # it has just gone into the table
             self._ends[name] = end
@@ -107,7 +101,7 @@ class AnswerReader:
                 self.note(name, position, record)
         self.table.refresh()
 
-    def note(self, name: str, position: Position, record: Record) -> None:
+    def note(self, name: str, position: RecordPlace, record: Record) -> None:
         """Take a record of a log into account."""
         match record:
             case Begun(keys):
@@ -206,7 +200,7 @@ class AnswerStore:
             if doubted:
                 records.insert(0, Doubted(doubted))
             self._append(records, durable=False)  # 3
-            self._reader.note(self._writer_name, Position(), Doubted(doubted))
+            self._reader.note(self._writer_name, RecordPlace(), Doubted(doubted))
             self.calls += len(keys)
             self.in_doubt += len(doubted)
             crash.point("remembered.begun")
@@ -251,11 +245,12 @@ class AnswerStore:
         assert self._writer is not None
         return self._writer.name
 
-    def _append(self, records: Sequence[Record], *, durable: bool) -> list[Position]:
+    def _append(self, records: Sequence[Record], *, durable: bool) -> list[RecordPlace]:
         assert self._writer is not None
         header = [] if self._has_header else [Header(self._remember.version, self._remember.cost * 1e6)]
+        places = self._writer.append(*header, *records, durable=durable)
         self._has_header = True
-        return self._writer.append(*header, *records, durable=durable)
+        return places
 
     def note_used(self) -> None:
         """Note the inputs that were answered without a call since the last time."""

@@ -141,7 +141,7 @@ class AnswerTable:
         self._groups = OrderedDict((place, rows) for place, rows in self._groups.items() if place[0] in live)
 
     def folded(self) -> set[str]:
-        """Return the logs whose records the last commit has taken into the table."""
+        """Return the logs whose records the last ``fold`` has taken into the table."""
         try:
             return {*self.log.last_info.get(FOLDED, ())}
         except KeyError:  # there is no table, or nothing but a checkpoint
@@ -282,7 +282,9 @@ class AnswerTable:
     def commit(
         self, adds: Sequence[DataFile], removes: Sequence[DataFile], totals: dict[str, int], info: dict[str, Any]
     ) -> bool:
-        """Commit a change of the table; return False if another process was faster."""
+        """Commit a change of the table; return False if another process was faster. A change that folds no logs keeps
+        the names of those that were folded last, by which a reader knows that the table has them."""
+        info = {FOLDED: sorted(self.folded()), **info}
         entry = LogEntry("remembered", tuple(adds), tuple(file.path for file in removes), totals, info)
         if not self.log.commit(entry):
             return False

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -24,12 +26,12 @@ import pyarrow.compute as pc
 
 from ferryman import crash, limits
 from ferryman.errors import StateHeld
+from ferryman.records.rows import now_us
 from ferryman.remembered import log
 from ferryman.remembered.answers import KEY_BYTES, document_hash, key_of
 from ferryman.remembered.log import Answered, Begun, Doubted, Ended, Forgotten, Header, LogName, LogWriter, Used
 from ferryman.remembered.policy import Remember
-from ferryman.remembered.sorted_files import SortedFiles
-from ferryman.remembered.store import FOLDER, AnswerReader, now_us
+from ferryman.remembered.store import FOLDER, AnswerReader
 from ferryman.remembered.table import (
     BUCKET,
     FOLDED,
@@ -140,8 +142,8 @@ class StoreKeeper:
     def __init__(self, folder: StatePath) -> None:
         self.folder = folder
         self._log_folder = folder / "log"
-        self._documents = SortedFiles(folder / "documents", 2 * KEY_BYTES)
-        self._used = SortedFiles(folder / "used", KEY_BYTES)
+        self._documents = _SortedFiles(folder / "documents", 2 * KEY_BYTES)
+        self._used = _SortedFiles(folder / "used", KEY_BYTES)
 
     @property
     def exists(self) -> bool:
@@ -465,3 +467,69 @@ def stores(states: StatePath) -> list[StoreKeeper]:
     """Return the stores of a folder of states, by name."""
     folder = states / FOLDER
     return [StoreKeeper(folder / name) for name in sorted(files.list_names(folder))]
+
+
+# --- sets of keys in a few sorted files, to which sets are added: what was used, and by which document ---
+
+_SUFFIX: Final = ".sorted"
+_HEAD: Final = 16
+"""Bytes before the elements: the CRC-32 of what follows, and the time of the file in seconds since 1970."""
+_MERGE_FACTOR: Final = 8
+"""Number of files of one size class that are merged into one."""
+
+_Elements = np.ndarray[Any, Any]
+
+
+class _SortedFiles:
+    """Sets of elements of ``size`` bytes, each set with a time. A file that is damaged counts as missing."""
+
+    def __init__(self, folder: StatePath, size: int) -> None:
+        self._folder = folder
+        self._size = size
+
+    def add(self, elements: _Elements, when: float) -> None:
+        """Add a set of elements, durably."""
+        if not len(elements):
+            return
+        files.make_folder(self._folder)
+        self._write(elements, when)
+        self._merge()
+
+    def sets(self) -> list[tuple[float, _Elements]]:
+        """Return the time and the sorted elements of each file."""
+        names = sorted(name for name in files.list_names(self._folder) if name.endswith(_SUFFIX))
+        return [each for name in names if (each := self._read(name)) is not None]
+
+    def with_prefix(self, prefix: bytes) -> list[bytes]:
+        """Return all elements that begin with these bytes."""
+        found: set[bytes] = set()
+        low, high = (np.frombuffer(prefix.ljust(self._size, end), f"S{self._size}") for end in (b"\0", b"\xff"))
+        for _, elements in self.sets():
+            begin, end = np.searchsorted(elements, low)[0], np.searchsorted(elements, high, "right")[0]
+            data = elements[begin:end].tobytes()
+            found |= {data[at : at + self._size] for at in range(0, len(data), self._size)}
+        return sorted(found)
+
+    def _write(self, elements: _Elements, when: float) -> None:
+        body = np.unique(elements).tobytes()
+        head = b"%08x%08x" % (zlib.crc32(body), int(when))
+        files.replace(self._folder / f"{uuid.uuid4().hex}{_SUFFIX}", head + body)
+
+    def _read(self, name: str) -> tuple[float, _Elements] | None:
+        with contextlib.suppress(FileNotFoundError):
+            path: Path = files.local_copy(self._folder / name)
+            data = path.read_bytes()
+            if len(data) > _HEAD and data[:8] == b"%08x" % zlib.crc32(memoryview(data)[_HEAD:]):
+                return int(data[8:_HEAD], 16), np.frombuffer(data, f"S{self._size}", offset=_HEAD)
+        return None
+
+    def _merge(self) -> None:
+        classes: dict[int, list[str]] = {}
+        for name, size in files.file_sizes(self._folder).items():
+            if name.endswith(_SUFFIX):
+                classes.setdefault((size // self._size).bit_length() // 3, []).append(name)
+        for names in classes.values():
+            found = [each for name in names if (each := self._read(name)) is not None]
+            if len(names) >= _MERGE_FACTOR and found:
+                self._write(np.concatenate([elements for _, elements in found]), max(when for when, _ in found))
+                files.remove_all(self._folder / name for name in names)

@@ -18,7 +18,13 @@ from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.plan import DestinationNode, Flow, Plan
 from ferryman.plan.load import load, plan_file
 from ferryman.records.rows import display_status, reason_of
-from ferryman.retrieval.search import find_destination, find_step, search_by_meaning, search_by_words
+from ferryman.retrieval.search import (
+    find_destination,
+    find_step,
+    search_by_meaning,
+    search_by_words,
+    searchable_destinations,
+)
 from ferryman.state.state import state_root
 from ferryman.storage.files import StatePath, exists
 
@@ -88,7 +94,7 @@ class Tools:
                             "place": node.destination.target(),
                             "by_meaning": bool(getattr(node.destination, "vectors", None)),
                         }
-                        for node in _destinations(each.plan)
+                        for node in searchable_destinations(each.plan)
                     ],
                 }
                 for name, each in self._plans.items()
@@ -123,7 +129,7 @@ class Tools:
         """Read the text and the fields of a document, or of a part of one, as its index has it. A long text comes in
         pieces: `next_offset` is where to read on."""
         asked = self._plan(plan)
-        nodes = [_find_destination(asked.plan, destination)] if destination else _destinations(asked.plan)
+        nodes = [_find_destination(asked.plan, destination)] if destination else searchable_destinations(asked.plan)
         readable = []
         for node in nodes:
             try:
@@ -179,15 +185,11 @@ class Tools:
         return f"Nearest ids: {', '.join(nearest)}." if nearest else "No id is like it."
 
 
-def _destinations(plan: Plan) -> list[DestinationNode]:
-    return [node for node in plan.nodes if isinstance(node, DestinationNode) and not node.errors]
-
-
 def _find_destination(plan: Plan, name: str) -> DestinationNode:
     """Return the destination of this name; without a name the only one with vectors, else the only one."""
     if name:
         return find_destination(plan, name)
-    nodes = _destinations(plan)
+    nodes = searchable_destinations(plan)
     with_vectors = [node for node in nodes if getattr(node.destination, "vectors", None)]
     if len(chosen := with_vectors or nodes) == 1:
         return chosen[0]

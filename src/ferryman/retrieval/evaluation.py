@@ -73,7 +73,7 @@ def read_questions(path: Path) -> list[Question]:
         if path.stat().st_size > limits.MAX_FILE_BYTES:
             most = limits.format_count(limits.MAX_FILE_BYTES)
             raise UsageError(f"{path}: it has more than {most} bytes. Leave some questions out.")
-        lines = path.read_text("utf-8-sig").splitlines()
+        lines = path.read_text("utf-8-sig").split("\n")
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}. Give a file of JSON lines.") from e
     except UnicodeDecodeError as e:

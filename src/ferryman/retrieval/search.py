@@ -124,7 +124,6 @@ def search_by_words(node: DestinationNode, text: str, limit: int) -> list[Hit]:
     Raises:
         UsageError, DeliveryError: it has no full-text index, or does not answer.
     """
-    from ferryman.destinations.base import parse_query
     from ferryman.destinations.opensearch import OpenSearch
     from ferryman.destinations.solr import Solr
     from ferryman.destinations.sql import Sql
@@ -189,13 +188,18 @@ def find_step(plan: Plan, name: str) -> StepNode:
     return steps[name]
 
 
+def searchable_destinations(plan: Plan) -> list[DestinationNode]:
+    """Return the destinations of a plan, without those of errors."""
+    return [node for node in plan.nodes if isinstance(node, DestinationNode) and not node.errors]
+
+
 def find_destination(plan: Plan, index: str | None = None) -> DestinationNode:
     """Return a destination of the plan, by its name or by the place it writes to; None: the only one with vectors.
 
     Raises:
         UsageError: there is none, or there are several; names them.
     """
-    nodes = [node for node in plan.nodes if isinstance(node, DestinationNode) and not node.errors]
+    nodes = searchable_destinations(plan)
     if index is None:
         found = [node for node in nodes if getattr(node.destination, "vectors", None)]
     else:
@@ -222,7 +226,6 @@ def _places(node: DestinationNode) -> set[str]:
 def _place(index: str) -> str:
     """Return a path or URL in the form of a target, without password."""
     from ferryman.destinations.sql.search import place_of
-    from ferryman.net import urls
 
     if "://" not in index:
         path = os.path.abspath(os.path.expanduser(index))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import duckdb
 import numpy as np
@@ -29,7 +29,7 @@ from ferryman.state.outbox import OutboxWriter, due_stats, first_sequence, row_g
 from ferryman.state.state import DOCUMENT_COUNT, State
 from ferryman.storage.delta import DataFile
 from ferryman.storage.files import cached_listing, fsync_folder, remove_temporary
-from ferryman.storage.parquet import Part, PartWriter, RowGroups, content_size, read_part
+from ferryman.storage.parquet import Part, PartWriter, RowGroups, combine_small_tables, content_size, read_part
 from ferryman.storage.query import (
     HashFilter,
     PartitionFiles,
@@ -47,6 +47,18 @@ from ferryman.storage.tables import Table
 _NO_NUMBERS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
+class Merged(NamedTuple):
+    """Files that replace others, and the transactions of the commit that does it."""
+
+    parts: Sequence[Part]
+    transactions: Mapping[str, int] = _NO_NUMBERS
+
+    @classmethod
+    def of(cls, part: Part | None) -> Self:
+        """Return a single file; None: no row is left."""
+        return cls([] if part is None else [part])
+
+
 def maintain(state: State, *, sweeps: bool = True) -> list[str]:
     """Merge small files, fold long logs, sweep. Cheap when there is nothing to do.
 
@@ -58,8 +70,11 @@ def maintain(state: State, *, sweeps: bool = True) -> list[str]:
     notes: list[str] = []
     changed = _drop_outdated(state, notes)
     for table in (state.ledger, state.documents):
-        changed |= _merge_small(state, table, notes)
-    changed |= _merge_outbox(state, notes)
+        for batch in small_batches(table, list(table.files.values())):
+            changed |= _merge(state, table, batch, f"small files of {table.name}", notes, write_merged)
+    for batch in outbox_merges(state):
+        what = f"small outbox files of {batch[0].partition['destination']}"
+        changed |= _merge(state, state.outbox, batch, what, notes, merge_outbox_files)
     for name, tables in state.keyed.items():
         changed |= _maintain_keyed(state, name, tables, notes)
     for table in state.tables:
@@ -123,32 +138,22 @@ def _drop_outdated(state: State, notes: list[str]) -> bool:
     return found is not None
 
 
-def _merge_small(state: State, table: Table, notes: list[str]) -> bool:
-    """Merge small files of the ledger or of ``documents``; add a note for each merge that fails."""
-    changed = False
-    for files in small_batches(table, list(table.files.values())):
-        merged: list[DataFile] | None = None
-        with note_failure(f"small files of {table.name}", notes):
-            part = write_merged(state, table, files)
-            merged = [] if part is None else [table.data_file(part)]
-        if merged is not None:
-            _replace(state, table, files, merged)
-            changed = True
-    return changed
-
-
-def _merge_outbox(state: State, notes: list[str]) -> bool:
-    """Merge small outbox files; add a note for each merge that failed."""
-    changed = False
-    for files in outbox_merges(state):
-        merged: list[DataFile] | None = None
-        with note_failure(f"small outbox files of {files[0].partition['destination']}", notes):
-            part = merge_outbox_files(state, files)
-            merged = [] if part is None else [state.outbox.data_file(part, files[0].partition)]
-        if merged is not None:
-            _replace(state, state.outbox, files, merged)
-            changed = True
-    return changed
+def _merge(
+    state: State,
+    table: Table,
+    files: list[DataFile],
+    what: str,
+    notes: list[str],
+    write: Callable[[State, Table, list[DataFile]], Merged],
+) -> bool:
+    """Replace files by what ``write`` merges them into; return False, and add a note, if that fails."""
+    merged: Merged | None = None
+    with note_failure(what, notes):
+        merged = write(state, table, files)
+    if merged is not None:
+        new = [table.data_file(part, files[0].partition) for part in merged.parts]
+        _replace(state, table, files, new, merged.transactions)
+    return merged is not None
 
 
 def _maintain_keyed(state: State, name: str, tables: KeyedTables, notes: list[str]) -> bool:
@@ -159,14 +164,7 @@ def _maintain_keyed(state: State, name: str, tables: KeyedTables, notes: list[st
         changed = True
     for table in (tables.state, tables.contributions):
         for files in key_merges(table):
-            merged: list[DataFile] | None = None
-            numbers: dict[str, int] = {}
-            with note_failure(f"the states of {name}", notes):
-                parts, numbers = write_merged_keys(state, table, files)
-                merged = [table.data_file(part) for part in parts]
-            if merged is not None:
-                _replace(state, table, files, merged, numbers)
-                changed = True
+            changed |= _merge(state, table, files, f"the states of {name}", notes, write_merged_keys)
     return changed
 
 
@@ -205,6 +203,9 @@ DOCUMENT: Final = "source || chr(0) || document"
 HASHES: Final = pa.schema([("h", pa.uint64())])
 
 Columns = dict[str, np.ndarray[Any, Any]]
+
+Rows = np.ndarray[Any, Any]
+"""Row numbers, ascending in a file."""
 
 _PLACE: Final = (("h", pa.uint64()), ("wave", pa.int64()), ("file", pa.int32()), ("row", pa.int64()))
 
@@ -265,12 +266,22 @@ def to_columns(table: pa.Table) -> Columns:
     return {name: table[name].to_numpy() for name in table.column_names}
 
 
-def last_rows(rows: Columns, by: str = "wave") -> Columns:
-    """Return, of the rows with the same ``h``, the one with the highest value of this column."""
-    order = np.lexsort((rows[by], rows["h"]))
-    hashes = rows["h"][order]
-    last = np.append(hashes[1:] != hashes[:-1], True)[: len(hashes)]
-    return {name: column[order[last]] for name, column in rows.items()}
+def last_rows(rows: Columns) -> Columns:
+    """Return, of the rows with the same ``h``, the one of the highest wave."""
+    last = _last_positions(rows, "h")
+    return {name: column[last] for name, column in rows.items()}
+
+
+def _last_positions(rows: Columns, *same: str) -> Rows:
+    """Return the positions of the rows of the highest wave among those that are the same in these columns."""
+    order = np.lexsort((rows["wave"], *(rows[name] for name in reversed(same))))
+    last = np.zeros(len(order), bool)
+    last[-1:] = True
+    for name in same:
+        column = rows[name][order]
+        last[:-1] |= column[1:] != column[:-1]
+    found: Rows = order[last]
+    return found
 
 
 # --- merging files of ``documents`` and the ledger, without outdated rows: those whose document has a newer row ---
@@ -280,9 +291,6 @@ def last_rows(rows: Columns, by: str = "wave") -> Columns:
 
 _CHECK = {"check": (f"md5_number_lower({DOCUMENT})", pa.uint64())}
 """Second hash of a document: dropped rows cannot be recovered, so two documents must not be taken for one."""
-
-Rows = np.ndarray[Any, Any]
-"""Row numbers of a file, ascending."""
 
 
 class Outdated(NamedTuple):
@@ -344,7 +352,7 @@ def write_staying(state: State, group: list[tuple[DataFile, Rows]]) -> Part | No
     return _write_file(table, remaining, state.epoch)
 
 
-def write_merged(state: State, table: Table, files: list[DataFile]) -> Part | None:
+def write_merged(state: State, table: Table, files: list[DataFile]) -> Merged:
     """Write one file with all rows of several; the ledger's in their order.
 
     Raises:
@@ -353,7 +361,7 @@ def write_merged(state: State, table: Table, files: list[DataFile]) -> Part | No
     every_row: Iterable[pa.Table] = (rows for file in files for rows in _read_rows(table, file, None))
     if table is state.ledger:
         every_row = [pa.concat_tables(every_row).sort_by([("wave", "ascending"), ("ordinal", "ascending")])]
-    return _write_file(table, every_row, state.epoch)
+    return Merged.of(_write_file(table, every_row, state.epoch))
 
 
 def _last_documents(state: State, files: list[DataFile]) -> list[Rows]:
@@ -363,18 +371,9 @@ def _last_documents(state: State, files: list[DataFile]) -> list[Rows]:
     verify(paths)
     with tempfile.TemporaryDirectory(dir=state.local_scratch) as folder, connect(Path(folder)) as db:
         for rows in rows_by_document(db, paths, sum(file.rows for file in files), Path(folder), _CHECK):
-            for number, places in chosen_rows_by_file(rows, _last_positions(rows)):
+            for number, places in chosen_rows_by_file(rows, _last_positions(rows, "h", "check")):
                 masks[number][places] = True
     return masks
-
-
-def _last_positions(rows: Columns) -> Rows:
-    """Return the positions of the last rows of their documents, by wave."""
-    order = np.lexsort((rows["wave"], rows["check"], rows["h"]))
-    h, check = rows["h"][order], rows["check"][order]
-    last = np.append((h[1:] != h[:-1]) | (check[1:] != check[:-1]), True)[: len(h)]
-    found: Rows = order[last]
-    return found
 
 
 def _read_rows(table: Table, file: DataFile, rows: Rows | None) -> Iterator[pa.Table]:
@@ -430,7 +429,7 @@ _PAST_ALL_PLACES: Final = 1 << 62
 """Number above every place."""
 
 
-class _KeyedTable(NamedTuple):
+class KeyedTable(NamedTuple):
     """Description of a table in which only the last row of each identity counts.
 
     Attributes:
@@ -443,9 +442,9 @@ class _KeyedTable(NamedTuple):
     value: str
 
 
-_KEYED_TABLES: Final = {
-    "state": _KeyedTable(KEY_STATE, "bucket, key", "value"),
-    "contributions": _KeyedTable(CONTRIBUTIONS, "bucket, key, source, document", "fields"),
+KEYED_TABLES: Final = {
+    "state": KeyedTable(KEY_STATE, "bucket, key", "value"),
+    "contributions": KeyedTable(CONTRIBUTIONS, "bucket, key, source, document", "fields"),
 }
 """Folder -> its table."""
 
@@ -462,8 +461,8 @@ def key_merges(table: Table) -> Iterator[list[DataFile]]:
         yield from small_batches(table, files)
 
 
-def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tuple[list[Part], dict[str, int]]:
-    """Write the last rows of files; return the new files, and the transactions of their commit.
+def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> Merged:
+    """Write the last rows of files.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
@@ -471,14 +470,14 @@ def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tupl
     paths = table.paths(file.path for file in files)
     verify(paths)
     if len(files) < len(table.files):
-        return list(_write_last_rows(state, table, paths, forget=0)), {}
+        return Merged(list(_write_last_rows(state, table, paths, forget=0)))
     needed = first_needed_wave(state.root, table.name) if table.folder.parent.name == "state" else None
     forget_before = 1 + table.transactions[PUBLISHED] if needed is None else needed
     parts = list(_write_last_rows(state, table, paths, forget=forget_before))
     numbers = {MERGED: sum(part.rows for part in parts)}
     if table.folder.parent.name == "state" and (last := _last_removal_wave(state, paths, forget_before)):
         numbers[FORGOTTEN] = max(last, table.transactions[FORGOTTEN])
-    return parts, numbers
+    return Merged(parts, numbers)
 
 
 def _last_removal_wave(state: State, paths: list[Path], before: int) -> int:
@@ -492,7 +491,7 @@ def _last_removal_wave(state: State, paths: list[Path], before: int) -> int:
 def _write_last_rows(state: State, table: Table, paths: list[Path], *, forget: int) -> Iterator[Part]:
     """Write the last row of each identity, by bucket and key. Removals before wave ``forget`` are dropped, since no
     older row remains."""
-    schema, identity, value = _KEYED_TABLES[table.folder.parent.name]
+    schema, identity, value = KEYED_TABLES[table.folder.parent.name]
     query = f"""
         SELECT {", ".join(schema.names)} FROM read_parquet({quote_list(map(str, paths))})
         QUALIFY row_number() OVER (PARTITION BY {identity} ORDER BY wave DESC) = 1
@@ -507,7 +506,7 @@ def _write_last_rows(state: State, table: Table, paths: list[Path], *, forget: i
 
 def _write_key_file(table: Table, epoch: int, batches: Iterator[pa.RecordBatch]) -> Part:
     """Write a file with as many of these rows as one file may hold."""
-    writer = PartWriter(table.folder, _KEYED_TABLES[table.folder.parent.name].schema, epoch=epoch)
+    writer = PartWriter(table.folder, KEYED_TABLES[table.folder.parent.name].schema, epoch=epoch)
     buckets: list[int] = []
     waves: list[int] = []
     size = 0
@@ -546,18 +545,14 @@ def outbox_merges(state: State) -> list[list[DataFile]]:
     ]
 
 
-def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
-    """Merge outbox files into one, dropping rows that are held for review for an outdated revision; return None if no
-    row remains.
-
-    Return None if no row remains.
-    """
-    folder, key = state.outbox.folder, first_sequence(files[0])
-    outdated = _outdated_deliveries(state, files)
-    with OutboxWriter(folder, epoch=state.epoch) as writer:
+def merge_outbox_files(state: State, table: Table, files: list[DataFile]) -> Merged:
+    """Write one outbox file with the rows of several, without those that are held for review for an outdated
+    revision."""
+    key, outdated = first_sequence(files[0]), _outdated_deliveries(state, files)
+    with OutboxWriter(table.folder, epoch=state.epoch) as writer:
         for rows in combine_small_tables(_renumber(state, files, key)):
             writer.write(rows.filter(pc.invert(pc.is_in(rows["delivery_hash"], value_set=outdated))))
-        return writer.finish()
+        return Merged.of(writer.finish())
 
 
 def _without_split_families(files: list[DataFile]) -> Iterator[DataFile]:
@@ -639,17 +634,3 @@ def fit_into_files(files: Iterable[tuple[int, DataFile]]) -> Iterator[list[DataF
         total += size
     if batch:
         yield batch
-
-
-def combine_small_tables(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield larger tables made of small ones, so that a merged file has few row groups."""
-    held: list[pa.Table] = []
-    size = 0
-    for table in tables:
-        if held and size + table.nbytes > limits.GROUP_BYTES:
-            yield pa.concat_tables(held)
-            held, size = [], 0
-        held.append(table)
-        size += table.nbytes
-    if held:
-        yield pa.concat_tables(held)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import io
 import itertools
@@ -21,9 +22,8 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, Final, ParamSpec, TypeVar
+from typing import Any, BinaryIO, Final, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
@@ -572,11 +572,6 @@ def explain_errors_of_state(call: Callable[_P, _R]) -> Callable[_P, _R]:
 # --- sealed files: small, with their own checksum, so that damage is detected ---
 
 
-def checksum(data: bytes) -> str:
-    """Return the checksum of a log file that its mark holds."""
-    return blake2b(data, digest_size=16).hexdigest()
-
-
 def seal(record: object) -> bytes:
     """Encode a record as JSON behind its CRC-32, which ``unseal`` verifies."""
     body = msgspec.json.encode(record)
@@ -615,32 +610,50 @@ _WRITTEN_BYTES: Final = 4 * 1024 * 1024
 """Records that are held before they are written; those of one write are an object of their own in a store."""
 
 
+class RecordPlace(NamedTuple):
+    """Place of a record: the number of its object (0 on a disk), and the bytes before it there."""
+
+    object: int = 0
+    at: int = 0
+
+
 class RecordWriter:
     """Appends records to one new file; in an object store, to objects ``<path>.0``, ``<path>.1`` and so on. It has one
-    writer, once."""
+    writer, once.
 
-    def __init__(self, path: StatePath) -> None:
+    Args:
+        locked: lock the file, on a disk, until it is closed.
+    """
+
+    def __init__(self, path: StatePath, *, locked: bool = False) -> None:
         self._path = path
+        self._locked = locked
         self._held: list[bytes] = []
         self._bytes = 0
+        """Bytes of the records that are held."""
+        self._end = RecordPlace()
+        """Place behind the last record that is written."""
         self._fd = -1
-        self._objects = 0
 
-    def add(self, record: bytes) -> None:
-        """Append a record, which is durable after the next ``sync``."""
+    def add(self, record: bytes) -> RecordPlace:
+        """Append a record, which is durable after the next ``sync``; return its place."""
+        place = self._end._replace(at=self._end.at + self._bytes)
         self._held += [_FRAME.pack(len(record), zlib.crc32(record)), record]
-        self._bytes += len(record)
+        self._bytes += _FRAME.size + len(record)
         if self._bytes >= _WRITTEN_BYTES:
+            self._write()
+        return place
+
+    def flush(self) -> None:
+        """Let others see all records, on a disk."""
+        if not isinstance(self._path, ObjectPath):
             self._write()
 
     def sync(self) -> None:
         """Make all records durable."""
-        new = self._fd < 0
         self._write()
         if self._fd >= 0:
             os.fdatasync(self._fd)
-            if new:
-                fsync_folder(self._path.parent)
 
     def close(self) -> None:
         """Close the file."""
@@ -649,36 +662,60 @@ class RecordWriter:
             self._fd = -1
 
     def _write(self) -> None:
-        data, self._held, self._bytes = memoryview(b"".join(self._held)), [], 0
+        """Write the records that are held. If that fails they are lost on a disk, and held on in a store."""
+        data = b"".join(self._held)
         if isinstance(self._path, ObjectPath):
             if data:
-                replace(_number(self._path, self._objects), bytes(data))
-                self._objects += 1
-            return
+                replace(numbered(self._path, self._end.object), data)
+                self._end = RecordPlace(self._end.object + 1)
+            self._held, self._bytes = [], 0
+        else:
+            self._held, self._bytes = [], 0
+            self._append(self._path, memoryview(data))
+            self._end = RecordPlace(0, self._end.at + len(data))
+
+    def _append(self, path: Path, data: memoryview) -> None:
         if self._fd < 0:
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
-        while data:
-            data = data[os.write(self._fd, data) :]
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
+            if self._locked:
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
+            fsync_folder(path.parent)
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            os.ftruncate(self._fd, self._end.at)  # a reader would take what follows for the rest of a cut record
+            raise
 
 
 def read_records(path: StatePath) -> Iterator[bytes]:
-    """Yield the records of a ``RecordWriter``, up to the first that a kill has cut off."""
+    """Yield the records of a ``RecordWriter``, up to the first that a kill has cut off, or that is damaged."""
     if isinstance(path, ObjectPath):
         for number in itertools.count():
-            if (found := read_version(_number(path, number))) is None:
+            if (found := read_version(numbered(path, number))) is None:
                 return
-            yield from _records(io.BytesIO(found[0]))
+            yield from _whole_records(io.BytesIO(found[0]))
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        yield from _records(file)
+        yield from _whole_records(file)
 
 
-def _records(file: BinaryIO) -> Iterator[bytes]:
-    while len(head := file.read(_FRAME.size)) == _FRAME.size:
-        length, checksum = _FRAME.unpack(head)
-        if len(record := file.read(length)) < length or zlib.crc32(record) != checksum:
+def _whole_records(file: BinaryIO) -> Iterator[bytes]:
+    for _, record in framed_records(file):
+        if record is None:
             return
         yield record
 
 
-def _number(path: ObjectPath, number: int) -> ObjectPath:
+def framed_records(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Yield for each record of a ``RecordWriter``, from the file's position on, how many bytes it takes there, and its
+    content; None: it is damaged. One that is cut off is not yielded."""
+    while len(head := file.read(_FRAME.size)) == _FRAME.size:
+        length, checksum = _FRAME.unpack(head)
+        if len(record := file.read(length)) < length:
+            return
+        yield _FRAME.size + length, record if zlib.crc32(record) == checksum else None
+
+
+def numbered(path: ObjectPath, number: int) -> ObjectPath:
+    """Return the path of one of the objects of a ``RecordWriter``."""
     return path.parent / f"{path.name}.{number}"

@@ -156,7 +156,9 @@ class LocalFolder:
         return "file" if path.is_file() else "other" if os.path.lexists(path) else ""
 
     def names(self, folder: str = "") -> list[str]:
-        return sorted(name for name in files.list_names(self._at(folder)))
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._at(folder)) as entries:
+            return sorted(entry.name for entry in entries if entry.is_file())
+        return []
 
     def put(self, files_: Sequence[tuple[str, bytes]]) -> None:
         if self._new is None:

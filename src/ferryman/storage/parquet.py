@@ -457,6 +457,21 @@ def count_by(paths: Iterable[Path], columns: list[str]) -> Counter[tuple[Any, ..
     return counts
 
 
+def combine_small_tables(tables: Iterable[pa.Table], most_rows: int = _GROUP_ROWS) -> Iterator[pa.Table]:
+    """Yield larger tables made of small ones, each as large as a row group may be: a merged file has few of them."""
+    held: list[pa.Table] = []
+    rows = size = 0
+    for table in tables:
+        if held and (rows + table.num_rows > most_rows or size + table.nbytes > limits.GROUP_BYTES):
+            yield pa.concat_tables(held)
+            held, rows, size = [], 0, 0
+        held.append(table)
+        rows += table.num_rows
+        size += table.nbytes
+    if held:
+        yield pa.concat_tables(held)
+
+
 class BatchGroups(GroupedRows):
     """Record batches of an Arrow IPC file, which needs no decoding. Its first column is small: the number of rows is
     read from it."""

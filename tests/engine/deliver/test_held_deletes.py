@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -27,6 +27,17 @@ def refusing(*ids: str, outcome: Callable[[str], Outcome] = Outcome.permanent) -
         return outcome("not this") if delivery.id in ids and delivery.operation == "upsert" else Outcome.ok()
 
     return answer
+
+
+def failing(ids: Collection[str]) -> Callable[[Document], Document]:
+    """A step that fails for documents with these ids."""
+
+    def check(doc: Document) -> Document:
+        if doc.id in ids:
+            raise RuntimeError("not this")
+        return doc
+
+    return check
 
 
 def said(net: PlanWorld, name: str = "out") -> list[str]:
@@ -166,13 +177,7 @@ def test_an_upsert_that_another_worker_has_claimed_holds_them(net: PlanWorld, mo
 def test_a_child_that_a_step_could_not_make_holds_them(net: PlanWorld) -> None:
     """Until its retry has passed; for good as long as it has failed for good."""
     bad = {"a#z"}
-
-    def check(doc: Document) -> Document:
-        if doc.id in bad:
-            raise RuntimeError("not this")
-        return doc
-
-    end(net.source().step("words", words).step("check", check), net, attempts=1)
+    end(net.source().step("words", words).step("check", failing(bad)), net, attempts=1)
     net.put("a", text="x y")
     net.run()
     net.put("a", text="w z")
@@ -189,13 +194,7 @@ def test_a_child_that_a_step_could_not_make_holds_them(net: PlanWorld) -> None:
 
 def test_a_later_version_lets_go_of_what_a_step_held(net: PlanWorld) -> None:
     bad = {"a#z"}
-
-    def check(doc: Document) -> Document:
-        if doc.id in bad:
-            raise RuntimeError("not this")
-        return doc
-
-    end(net.source().step("words", words).step("check", check), net, attempts=1)
+    end(net.source().step("words", words).step("check", failing(bad)), net, attempts=1)
     net.put("a", text="x y")
     net.run()
     net.put("a", text="w z")
@@ -211,12 +210,7 @@ def test_a_later_version_lets_go_of_what_a_step_held(net: PlanWorld) -> None:
 def test_what_a_failed_step_keeps_of_an_older_version_is_shown(net: PlanWorld, bad: str) -> None:
     """Where the parent failed for good, and where one child did."""
     failing_ids: set[str] = set()
-
-    def check(doc: Document) -> Document:
-        if doc.id in failing_ids:
-            raise RuntimeError("not this")
-        return doc
-
+    check = failing(failing_ids)
     end(net.source().step("before", check).step("words", words).step("check", check), net, attempts=1)
     net.put("a", text="x y")
     net.run()
@@ -234,12 +228,7 @@ def test_what_a_failed_step_keeps_of_an_older_version_is_shown(net: PlanWorld, b
 
 
 def test_a_deleted_document_takes_along_what_a_step_held(net: PlanWorld) -> None:
-    def check(doc: Document) -> Document:
-        if doc.id == "a#z":
-            raise RuntimeError("not this")
-        return doc
-
-    end(net.source().step("words", words).step("check", check), net, attempts=1)
+    end(net.source().step("words", words).step("check", failing({"a#z"})), net, attempts=1)
     net.put("a", text="x")
     net.run()
     net.put("a", text="w z")
@@ -253,13 +242,7 @@ def test_a_deleted_document_takes_along_what_a_step_held(net: PlanWorld) -> None
 def test_deletes_wait_for_upserts_of_an_earlier_wave(net: PlanWorld) -> None:
     """One child waits at the destination, the other is made by a retry: the deletes come with the second."""
     bad = {"a#z"}
-
-    def check(doc: Document) -> Document:
-        if doc.id in bad:
-            raise RuntimeError("not this")
-        return doc
-
-    end(net.source().step("words", words).step("check", check), net, attempts=1)
+    end(net.source().step("words", words).step("check", failing(bad)), net, attempts=1)
     net.put("a", text="x y")
     net.run()
     net.out("out").answer = refusing("a#w")
@@ -312,11 +295,7 @@ def test_a_document_that_is_deleted_waits_for_nothing(net: PlanWorld) -> None:
 def test_status_and_deliveries_show_what_a_failed_step_holds(net: PlanWorld, bad: str) -> None:
     """With the document that failed; in no count, for the old version was delivered and is counted as that."""
     failing_ids: set[str] = set()
-
-    def check(doc: Document) -> Document:
-        if doc.id in failing_ids:
-            raise RuntimeError("not this")
-        return doc
+    check = failing(failing_ids)
 
     def held(**options: Any) -> list[dict[str, Any]]:
         rows = account.deliveries(net.root, plan=net.plan, **options)
@@ -353,13 +332,7 @@ def test_status_and_deliveries_show_what_a_failed_step_holds(net: PlanWorld, bad
 def test_the_counts_of_a_large_state_keep_how_many_are_held(net: PlanWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "COUNTED_EVENTS", 0)
     failing_ids: set[str] = set()
-
-    def check(doc: Document) -> Document:
-        if doc.id in failing_ids:
-            raise RuntimeError("not this")
-        return doc
-
-    end(net.source().step("words", words).step("check", check), net, attempts=1)
+    end(net.source().step("words", words).step("check", failing(failing_ids)), net, attempts=1)
     net.put("a", text="x y")
     net.run()
     failing_ids.add("a#z")

@@ -12,7 +12,6 @@ from ferryman import Document, limits
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
 from ferryman.engine.keyed.grouping import RUN, merge_runs, write_run
-from ferryman.errors import TransientError
 from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
@@ -21,20 +20,8 @@ from ferryman.records.rows import table_of
 from ferryman.sources import Queue
 from ferryman.state import maintenance
 from tests.support.invariants import Files
-from tests.support.keyed import Counted, count, count_words
+from tests.support.keyed import Counted, Hurdle, count, count_words
 from tests.support.plan_world import run_plan
-
-
-class Hurdle:
-    """A step that fails for one key until it is mended."""
-
-    def __init__(self, folder: Path, key: str) -> None:
-        self.mended, self.key = str(folder / "mended"), key
-
-    def __call__(self, doc: Document) -> Document:
-        if doc["key"] == self.key and not Path(self.mended).exists():
-            raise TransientError("not yet")
-        return doc
 
 
 @pytest.mark.rule("keyed.holds")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.engine.runner.java import check_java
+from ferryman.engine.runner.launch import check_java
 from ferryman.errors import UsageError
 
 PLAN = """

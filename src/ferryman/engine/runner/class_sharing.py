@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from ferryman.engine.runner.java import java_command
+from ferryman.engine.runner.launch import java_command
 from ferryman.storage.files import fsync_file
 from ferryman.storage.locks import hold_lock
 

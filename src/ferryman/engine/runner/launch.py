@@ -1,4 +1,5 @@
-"""The launch of Spark's JVM, which can be aborted at any moment, and what the JVM writes, which goes to the log.
+"""The launch of Spark's JVM, which can be aborted at any moment; what the JVM writes, which goes to the log; and the
+Java and the Python that Spark runs on.
 
 PySpark starts the JVM and waits for it: there is no way to stop waiting, and what the JVM writes reaches the terminal.
 So ``Launch`` starts the process for PySpark.
@@ -15,6 +16,7 @@ import logging
 import os
 import pwd
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,9 +26,10 @@ import zipfile
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, Literal
 
-from ferryman.errors import EngineError
+from ferryman.errors import EngineError, UsageError
 
 JVM_LOG: Final = logging.getLogger("ferryman.spark")
 """Gets each line that the JVM writes, at level DEBUG."""
@@ -266,3 +269,66 @@ def _has_python(archive: str) -> bool:
             return any(each.name.removeprefix("./") == "bin/python" for each in opened)
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error):
         return False
+
+
+# --- Java: whether there is one that Spark can run on; without one, Spark itself answers with a stack trace ---
+
+OLDEST: Final = 17
+"""Oldest Java that Spark 4 runs on."""
+
+_VERSION: Final = re.compile(r'(?:version |\bJAVA_VERSION=)"(?:1\.)?(\d+)')
+"""A version in the output of ``java -version``: ``openjdk version "17.0.13"``, once ``"1.8.0_402"``; or in the file
+``release`` of a Java: ``JAVA_VERSION="17.0.13"``."""
+
+_ANSWER_S: Final = 60.0
+
+_INSTALL: Final = (
+    f"Spark needs Java {OLDEST} or newer. Install it (Debian, Ubuntu: apt install openjdk-17-jre-headless; Fedora: "
+    "dnf install java-17-openjdk-headless; macOS: brew install openjdk@17), or set JAVA_HOME to the folder of one"
+)
+
+
+def check_java(environment: Mapping[str, str] = os.environ) -> None:
+    """Check that there is a Java that Spark can run on.
+
+    Raises:
+        UsageError: there is no Java, JAVA_HOME is not the folder of one, or it is too old.
+    """
+    home = environment.get("JAVA_HOME", "")
+    java = java_command(environment)
+    if java is None and home:
+        raise UsageError(f"JAVA_HOME is {home}, and there is no bin/java in it. {_INSTALL}.")
+    if java is None:
+        raise UsageError(f"There is no Java: no java on the PATH, and JAVA_HOME is not set. {_INSTALL}.")
+    version = _version(java, environment)
+    if version is not None and version < OLDEST:
+        where = f"JAVA_HOME is {home}, which" if home else f"{java}"
+        raise UsageError(f"{where} is Java {version}. {_INSTALL}.")
+
+
+def java_command(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the Java that Spark starts: that of JAVA_HOME, otherwise the first on the PATH; None: there is none."""
+    if home := environment.get("JAVA_HOME", ""):
+        java = str(Path(home, "bin", "java"))
+        return java if os.access(java, os.X_OK) else None
+    return shutil.which("java", path=environment.get("PATH"))
+
+
+def _version(java: str, environment: Mapping[str, str]) -> int | None:
+    """Return 17 of ``17.0.13``; None if the version is unknown, and Spark may try.
+
+    Nearly every Java has it in a file. Starting Java only to ask costs each run a tenth of a second or more.
+    """
+    with contextlib.suppress(OSError):
+        release = Path(java).resolve().parents[1] / "release"
+        if match := _VERSION.search(release.read_text("utf-8", errors="replace")):
+            return int(match[1])
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, errors="replace", env=dict(environment),
+            timeout=_ANSWER_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    return None if match is None else int(match[1])

@@ -33,8 +33,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from ferryman.engine.runner.class_sharing import java_options
-from ferryman.engine.runner.java import check_java
-from ferryman.engine.runner.launch import INTERRUPTED, Launch, name_user, workers_python
+from ferryman.engine.runner.launch import INTERRUPTED, Launch, check_java, name_user, workers_python
 from ferryman.engine.runner.masters import check_master, shown_master
 from ferryman.engine.runner.on_demand import DEFAULT_MASTER
 from ferryman.engine.runner.spark_errors import describe_spark_error

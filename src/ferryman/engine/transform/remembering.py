@@ -32,9 +32,10 @@ from ferryman.errors import (
     unless_interrupt,
 )
 from ferryman.plan import StepNode
+from ferryman.records.rows import now_us
 from ferryman.remembered.answers import DROPPED, Input, RememberedAnswer, Unremembered, answer_of, make_input, refusal
 from ferryman.remembered.log import LogName
-from ferryman.remembered.store import FOLDER, AnswerStore, now_us
+from ferryman.remembered.store import FOLDER, AnswerStore
 from ferryman.storage.files import StatePath
 
 NOT_CALLED_HERE: Final = "needs a call of {step}, which a preview does not make"
@@ -86,9 +87,10 @@ class TaskAnswers:
 
         return call_step
 
-    def needs(self) -> dict[str, tuple[int, int, set[bytes]]]:
-        """Return step -> number of documents that came to it, of those that need a call, and their inputs."""
-        return {name: (each.documents, each.uncalled, each.missing) for name, each in self._calls.items()}
+    def needs(self) -> dict[str, tuple[int, int, int, set[bytes]]]:
+        """Return step -> number of documents that came to it, of those that need a call, of those that need one and
+        have no input, and the inputs of the others."""
+        return {name: (each.documents, each.uncalled, each.alone, each.missing) for name, each in self._calls.items()}
 
     def note_used(self) -> None:
         """Note what was used so far, in case the process is killed."""
@@ -109,6 +111,7 @@ class RememberedCalls:
         documents: number of documents that came to the step.
         missing: inputs that need a call, where none is made.
         uncalled: number of documents that need a call, where none is made.
+        alone: number of those that have no input, and so share the call of no other document.
     """
 
     def __init__(self, step: StepNode, folder: StatePath, log: LogName | None) -> None:
@@ -119,7 +122,7 @@ class RememberedCalls:
         self._may_call = log is not None
         with self._store_errors():
             self._store = AnswerStore(folder / self._name, step.remember, log)
-        self.documents = self.uncalled = 0
+        self.documents = self.uncalled = self.alone = 0
         self.missing: set[bytes] = set()
 
     # -- one document at a time --------------------------------------------------------------------
@@ -162,6 +165,7 @@ class RememberedCalls:
         given = make_input(self._name, self._remember, doc)
         if given is None and not self._may_call:
             self.uncalled += 1
+            self.alone += 1
             raise Dropped(not_called_message(self._step))
         return given
 

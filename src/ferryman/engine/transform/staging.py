@@ -158,7 +158,9 @@ class Stager:
                     if walking is not None:
                         self._i, self._published = each.i, []
                         run_walk(reader.walk, walking)
-                        self._stage_decided(undecided_family(each.i, reader.walk, self._published, block), health)
+                        is_retry = block.failures_to_retry(each.i) is not None
+                        family = UndecidedFamily.of(each.i, reader.walk, self._published, retry=is_retry)
+                        self._stage_decided(family, health)
             self._gather()
         self._undecided = []
 
@@ -278,10 +280,7 @@ class Stager:
         if self._entries is not None and (walk.new_failures or walk.ended_failures):
             self._entries.hold_key(self._block, i, ended=not walk.new_failures)
         if walk.new_failures:
-            family = UndecidedFamily(
-                i, walk.new_failures, walk.ended_failures, walk.reached, walk.unneeded, published, retry
-            )
-            self._undecided[-1][1].append(family)
+            self._undecided[-1][1].append(UndecidedFamily.of(i, walk, published, retry=retry))
             if self._versions is not None:
                 self._versions.add_undecided(self._block, i, published)
         elif self._block.first_seen and self._block.ids[i] not in self._reread_requests:
@@ -744,6 +743,11 @@ class UndecidedFamily(NamedTuple):
     published: list[Published] | PublishedLines
     retry: bool
 
+    @classmethod
+    def of(cls, i: int, walk: WalkOutcome, published: list[Published] | PublishedLines, *, retry: bool) -> Self:
+        """Return the family of row ``i`` after its walk."""
+        return cls(i, walk.new_failures, walk.ended_failures, walk.reached, walk.unneeded, published, retry)
+
 
 class UnreadDocument(NamedTuple):
     """A document that could not be read."""
@@ -813,22 +817,6 @@ def spend_attempt(fault: NodeError, owed: MissingDelivery, limits: RetryLimits, 
         Status.DEAD if failed.is_last else None,
         with_traceback(why, fault.trace),
         failed.is_patient,
-    )
-
-
-def undecided_family(
-    i: int, walk: WalkOutcome, published: list[Published] | PublishedLines, block: Block
-) -> UndecidedFamily:
-    """Return the undecided family of a document that could not be read, once the document itself is known to be at
-    fault."""
-    return UndecidedFamily(
-        i,
-        walk.new_failures,
-        walk.ended_failures,
-        walk.reached,
-        walk.unneeded,
-        published,
-        block.failures_to_retry(i) is not None,
     )
 
 
