@@ -1,5 +1,5 @@
 """Runs in forked children of the zygote: a plan from a stream to PostgreSQL, to be killed at a crash point or at any
-time. ``python -m tests.crash.streams JOB`` is the same on real Spark."""
+time. ``python -m tests.crash.streams`` does jobs on real Spark, each a line, in one session until it is killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ferryman import crash, limits
 from ferryman.destinations import Sql
 from ferryman.document import Document
 from ferryman.engine.run import Run
+from ferryman.engine.runner.base import Runner
 from ferryman.engine.settings import RunSettings
 from ferryman.engine.watch import EventWatch
 from ferryman.errors import TransientError
@@ -115,16 +116,30 @@ def _kill_after(seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def work_on_spark(job: Job) -> None:
-    """Do it with a session of its own; workers are killed by the same crash point."""
+def serve_on_spark(jobs: Iterable[str]) -> None:
+    """Do jobs as they come, with a session of its own; create the file that a job names when it is done.
+
+    Workers are killed by the same crash point: where it is one of theirs, Spark starts new ones with that environment.
+    """
     from ferryman.engine.runner.sessions import start
     from ferryman.engine.runner.spark import SparkRunner
 
     limits.TASK_DOCUMENTS = 4  # type: ignore[misc]
-    if job.arm is not None:
-        crash.arm(*job.arm)
-        os.environ[crash.ENVIRONMENT] = "@".join(job.arm)
+    spark = start("local[2,4]", {"spark.driver.memory": "512m"}, "streamed")
+    environment: dict[str, str] = spark.sparkContext.environment
+    for line in jobs:
+        job, done = msgspec.json.decode(line, type=tuple[Job, str])
+        crash.disarm()
+        environment.pop(crash.ENVIRONMENT, None)
+        if job.arm is not None:
+            crash.arm(*job.arm)
+            if crash.POINTS.get(job.arm[0].partition(":")[0]) == crash.EXECUTOR:
+                environment[crash.ENVIRONMENT] = "@".join(job.arm)
+        _run_on_spark(job, SparkRunner(spark))
+        Path(done).touch()
 
+
+def _run_on_spark(job: Job, runner: Runner) -> None:
     def read(spark: Any) -> Any:
         one = spark.readStream.schema("id string, n int").option("maxFilesPerTrigger", 1)  # in it the rows are in order
         return one.json(f"{job.root}/in")
@@ -132,13 +147,11 @@ def work_on_spark(job: Job) -> None:
     plan = build(job, read)
     plan.freeze()
     root = state_root(plan, Path(job.root) / "state")
-    runner = SparkRunner(start("local[2,4]", {"spark.driver.memory": "512m"}, "streamed"))
     with State.take(root, plan) as state:
         summary = Run(state, runner, Watch(10**6), RunSettings(wave_bytes=2048)).run()
     invariants.check(root, plan, summary)
-    print(f"delivered {summary.delivered}", flush=True)
     assert summary.exit == 0, summary
 
 
 if __name__ == "__main__":
-    work_on_spark(msgspec.json.decode(sys.argv[1], type=Job))
+    serve_on_spark(sys.stdin)

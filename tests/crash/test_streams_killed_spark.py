@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from tests.crash import spark
 from tests.crash.test_streams_killed import ENGINE, Streamed
 from tests.destinations.postgres import Database, database, postgres
 from tests.support.plan_world import place
+from tests.support.waiting import LATE_S, wait_until
 
 __all__ = ["database", "place", "postgres"]
 
@@ -41,21 +43,70 @@ class OnSpark(Streamed):
         os.utime(made, (number, number))
         made.rename(folder / f"{number}.json")
 
-    def start(self, **job: object) -> subprocess.Popen[bytes]:
-        told = {"url": self.database.url, "root": str(self.rows.parent), **job}
-        with (self.rows.parent / "said").open("wb") as said:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.crash.streams", msgspec.json.encode(told).decode()],
-                cwd=spark.ROOT,
-                stdout=said,
-                stderr=said,
-            )
+
+class Driver:
+    """A process with a session of Spark, which does jobs until it is killed; the next job then starts another one.
+
+    A start takes several times as long as a job.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs = 0
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has a session."""
+        return self.process is not None and any(map(spark.is_java, spark.family(self.process.pid)))
+
+    def begin(self, **job: object) -> subprocess.Popen[str]:
+        if self.process is None or not self.is_up:
+            self.close()
+            with (self.folder / "said").open("wb") as said:
+                command = [sys.executable, "-m", "tests.crash.streams"]
+                self.process = subprocess.Popen(
+                    command, cwd=spark.ROOT, stdin=subprocess.PIPE, stdout=said, stderr=said, text=True
+                )
+        self.jobs += 1
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode((job, str(self._done))).decode() + "\n")
+        self.process.stdin.flush()
+        return self.process
+
+    def await_end(self, seconds: float = LATE_S) -> int | None:
+        """Wait until the job is done (0) or the process has ended (its exit code); None: neither is so yet."""
+        assert self.process is not None
+        deadline = time.monotonic() + seconds
+        while not self._done.exists() and self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return 0 if self._done.exists() else self.process.poll()
+
+    def run(self, **job: object) -> int | None:
+        self.begin(**job)
+        return self.await_end()
 
     def said(self) -> str:
-        return (self.rows.parent / "said").read_text()[-5000:]
+        return (self.folder / "said").read_text()[-5000:]
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def _done(self) -> Path:
+        return self.folder / f"done-{self.jobs}"
 
 
-def kill_one(chance: random.Random, driver: subprocess.Popen[bytes]) -> bool:
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    made = Driver(tmp_path_factory.mktemp("driver"))
+    yield made
+    made.close()
+
+
+def kill_one(chance: random.Random, driver: subprocess.Popen[str]) -> bool:
     """Kill the driver, its JVM or one of the processes below that; return whether there was one."""
     family = spark.family(driver.pid)
     java = [pid for pid in family if spark.is_java(pid)]
@@ -63,40 +114,48 @@ def kill_one(chance: random.Random, driver: subprocess.Popen[bytes]) -> bool:
     victims = chance.choice([[driver.pid], java, workers])
     if not victims or driver.poll() is not None:
         return False
-    spark.end([chance.choice(victims)], signal.SIGKILL)
+    victim = chance.choice(victims)
+    spark.end([victim], signal.SIGKILL)
+    wait_until(lambda: has_ended(victim))
     return True
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 @pytest.mark.rule("stream.once")
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("seed", range(5))
-def test_ten_kills(place: Path, database: Database, seed: int) -> None:
+def test_ten_kills(place: Path, database: Database, driver: Driver, seed: int) -> None:
     chance = random.Random(seed)
     streamed = OnSpark(place, database)
-    kills, took = 0, 10.0
+    kills, took = 0, {True: 3.0, False: 15.0}
     while kills < 10:
         for _ in range(chance.randint(1, 3)):
             streamed.put(chance)
+        job = {"url": database.url, "root": str(place)}
         if chance.random() < 0.5:
             seen = place / f"killed-{kills}-{streamed.written}"
             point = chance.choice(POINTS_OF_A_RUN)
-            process = streamed.start(arm=(f"{point}:{chance.choice((1, 1, 2, 3))}", str(seen)))
-            code = process.wait(600)
+            code = driver.run(**job, arm=(f"{point}:{chance.choice((1, 1, 2, 3))}", str(seen)))
             killed = seen.exists()
-            assert code == (0 if KILLED[point] == EXECUTOR or not killed else -9), (point, streamed.said())
+            assert code == (0 if KILLED[point] == EXECUTOR or not killed else -9), (point, driver.said())
         else:
-            began = time.monotonic()
-            process = streamed.start()
-            try:
-                code = process.wait(chance.uniform(0, took))
-                killed = False
-            except subprocess.TimeoutExpired:
+            began, was_up = time.monotonic(), driver.is_up
+            process = driver.begin(**job)
+            code, killed = driver.await_end(chance.uniform(0, took[was_up])), False
+            if code is None:
                 killed = kill_one(chance, process)
-                code = process.wait(600)
-            assert code == 0 or killed, streamed.said()
-            took = took if killed else time.monotonic() - began
+                code = driver.await_end()
+            assert code == 0 or killed, driver.said()
+            if not killed:
+                took[was_up] = time.monotonic() - began
         kills += killed
         (place / "kills").write_text(f"{kills}\n")
         if chance.random() < 0.5 or kills == 10:
-            assert streamed.start().wait(600) == 0, streamed.said()
+            assert driver.run(**job) == 0, driver.said()
             streamed.check()
