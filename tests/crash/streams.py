@@ -1,5 +1,8 @@
-"""Runs in forked children of the zygote: a plan from a stream to PostgreSQL, to be killed at a crash point or at any
-time. ``python -m tests.crash.streams`` does jobs on real Spark, each a line, in one session until it is killed."""
+"""Runs in forked children of the zygote: a plan from a stream to PostgreSQL, to be killed at a point or at any time.
+
+``python -m tests.crash.streams`` does jobs on real Spark, each a line, in one session until it is killed; with the name
+of a file it keeps the JVM of such processes.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,8 @@ from ferryman.state.state import State, state_root
 from tests.support import invariants
 from tests.support.fake_stream import FakeSpark
 from tests.support.plan_world import Watch
+
+MASTER, SETTINGS = "local[2,4]", {"spark.driver.memory": "512m"}
 
 
 class Job(msgspec.Struct):
@@ -116,8 +121,22 @@ def _kill_after(seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def keep_jvm(file: Path) -> None:
+    """Start a JVM of Spark, write into a file how drivers find it, and keep it until this process ends."""
+    from ferryman.engine.runner.sessions import start
+
+    session = start(MASTER, SETTINGS, "streamed")
+    gateway = session.sparkContext._gateway.gateway_parameters
+    found = {"PYSPARK_GATEWAY_PORT": str(gateway.port), "PYSPARK_GATEWAY_SECRET": gateway.auth_token}
+    session.stop()
+    temporary = file.with_suffix(".new")
+    temporary.write_bytes(msgspec.json.encode(found))
+    temporary.rename(file)
+    sys.stdin.read()
+
+
 def serve_on_spark(jobs: Iterable[str]) -> None:
-    """Do jobs as they come, with a session of its own; create the file that a job names when it is done.
+    """Do jobs as they come, with one session; create the file that a job names when it is done.
 
     Workers are killed by the same crash point: where it is one of theirs, Spark starts new ones with that environment.
     """
@@ -125,7 +144,8 @@ def serve_on_spark(jobs: Iterable[str]) -> None:
     from ferryman.engine.runner.spark import SparkRunner
 
     limits.TASK_DOCUMENTS = 4  # type: ignore[misc]
-    spark = start("local[2,4]", {"spark.driver.memory": "512m"}, "streamed")
+    end_session_before()
+    spark = start(MASTER, SETTINGS, "streamed")
     environment: dict[str, str] = spark.sparkContext.environment
     for line in jobs:
         job, done = msgspec.json.decode(line, type=tuple[Job, str])
@@ -137,6 +157,21 @@ def serve_on_spark(jobs: Iterable[str]) -> None:
                 environment[crash.ENVIRONMENT] = "@".join(job.arm)
         _run_on_spark(job, SparkRunner(spark))
         Path(done).touch()
+
+
+def end_session_before() -> None:
+    """End the queries and the session of a driver that was killed: its JVM, which would have ended with it, is used
+    again."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    SparkContext._ensure_initialized()
+    jvm: Any = SparkContext._jvm
+    found = SparkSession._get_j_spark_session_class(jvm).getDefaultSession()
+    if found.isDefined() and not found.get().sparkContext().isStopped():
+        for query in found.get().streams().active():
+            query.stop()
+        found.get().stop()
 
 
 def _run_on_spark(job: Job, runner: Runner) -> None:
@@ -154,4 +189,7 @@ def _run_on_spark(job: Job, runner: Runner) -> None:
 
 
 if __name__ == "__main__":
-    serve_on_spark(sys.stdin)
+    if sys.argv[1:]:
+        keep_jvm(Path(sys.argv[1]))
+    else:
+        serve_on_spark(sys.stdin)

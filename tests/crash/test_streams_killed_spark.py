@@ -45,34 +45,29 @@ class OnSpark(Streamed):
 
 
 class Driver:
-    """A process with a session of Spark, which does jobs until it is killed; the next job then starts another one.
+    """A process that does jobs on Spark until it is killed; the next job then starts another one.
 
-    A start takes several times as long as a job.
+    The JVM, whose start takes more than ten jobs, is another process's child: the next driver ends what the killed one
+    has left in it. It is started again after it was killed itself.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.jobs = 0
+        self.keeper: subprocess.Popen[str] | None = None
         self.process: subprocess.Popen[str] | None = None
 
-    @property
-    def is_up(self) -> bool:
-        """Whether it has a session."""
-        return self.process is not None and any(map(spark.is_java, spark.family(self.process.pid)))
-
-    def begin(self, **job: object) -> subprocess.Popen[str]:
-        if self.process is None or not self.is_up:
+    def begin(self, **job: object) -> None:
+        if not self.jvm():
             self.close()
-            with (self.folder / "said").open("wb") as said:
-                command = [sys.executable, "-m", "tests.crash.streams"]
-                self.process = subprocess.Popen(
-                    command, cwd=spark.ROOT, stdin=subprocess.PIPE, stdout=said, stderr=said, text=True
-                )
+            self.keeper = self._start(str(self._jvm))
+            wait_until(lambda: self._jvm.exists() or not self.keeper or self.keeper.poll() is not None)
+        if self.process is None or self.process.poll() is not None:
+            self.process = self._start(**msgspec.json.decode(self._jvm.read_bytes()))
         self.jobs += 1
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode((job, str(self._done))).decode() + "\n")
         self.process.stdin.flush()
-        return self.process
 
     def await_end(self, seconds: float = LATE_S) -> int | None:
         """Wait until the job is done (0) or the process has ended (its exit code); None: neither is so yet."""
@@ -86,17 +81,52 @@ class Driver:
         self.begin(**job)
         return self.await_end()
 
+    def jvm(self) -> list[int]:
+        return [] if self.keeper is None else [pid for pid in spark.family(self.keeper.pid) if spark.is_java(pid)]
+
+    def kill_one(self, chance: random.Random) -> bool:
+        """Kill the driver, the JVM or one of the processes below that; return whether there was one."""
+        assert self.process is not None
+        java = self.jvm()
+        workers = [pid for each in java for pid in spark.family(each)]
+        victims = chance.choice([[self.process.pid], java, workers])
+        if not victims or self.process.poll() is not None:
+            return False
+        victim = chance.choice(victims)
+        spark.end([victim], signal.SIGKILL)
+        wait_until(lambda: has_ended(victim))
+        return True
+
     def said(self) -> str:
         return (self.folder / "said").read_text()[-5000:]
 
     def close(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+        self._jvm.unlink(missing_ok=True)
+        for process in (self.process, self.keeper):
+            if process is not None:
+                process.kill()
+                process.wait()
+        self.process = self.keeper = None
+
+    def _start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        with (self.folder / "said").open("ab") as said:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.crash.streams", *arguments],
+                cwd=spark.ROOT,
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                text=True,
+            )
 
     @property
     def _done(self) -> Path:
         return self.folder / f"done-{self.jobs}"
+
+    @property
+    def _jvm(self) -> Path:
+        return self.folder / "jvm.json"
 
 
 @pytest.fixture(scope="module")
@@ -104,20 +134,6 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     made = Driver(tmp_path_factory.mktemp("driver"))
     yield made
     made.close()
-
-
-def kill_one(chance: random.Random, driver: subprocess.Popen[str]) -> bool:
-    """Kill the driver, its JVM or one of the processes below that; return whether there was one."""
-    family = spark.family(driver.pid)
-    java = [pid for pid in family if spark.is_java(pid)]
-    workers = [pid for each in java for pid in spark.family(each)]
-    victims = chance.choice([[driver.pid], java, workers])
-    if not victims or driver.poll() is not None:
-        return False
-    victim = chance.choice(victims)
-    spark.end([victim], signal.SIGKILL)
-    wait_until(lambda: has_ended(victim))
-    return True
 
 
 def has_ended(pid: int) -> bool:
@@ -133,7 +149,7 @@ def has_ended(pid: int) -> bool:
 def test_ten_kills(place: Path, database: Database, driver: Driver, seed: int) -> None:
     chance = random.Random(seed)
     streamed = OnSpark(place, database)
-    kills, took = 0, {True: 3.0, False: 15.0}
+    kills, took = 0, 3.0
     while kills < 10:
         for _ in range(chance.randint(1, 3)):
             streamed.put(chance)
@@ -145,15 +161,14 @@ def test_ten_kills(place: Path, database: Database, driver: Driver, seed: int) -
             killed = seen.exists()
             assert code == (0 if KILLED[point] == EXECUTOR or not killed else -9), (point, driver.said())
         else:
-            began, was_up = time.monotonic(), driver.is_up
-            process = driver.begin(**job)
-            code, killed = driver.await_end(chance.uniform(0, took[was_up])), False
+            began = time.monotonic()
+            driver.begin(**job)
+            code, killed = driver.await_end(chance.uniform(0, took)), False
             if code is None:
-                killed = kill_one(chance, process)
+                killed = driver.kill_one(chance)
                 code = driver.await_end()
             assert code == 0 or killed, driver.said()
-            if not killed:
-                took[was_up] = time.monotonic() - began
+            took = took if killed else time.monotonic() - began
         kills += killed
         (place / "kills").write_text(f"{kills}\n")
         if chance.random() < 0.5 or kills == 10:
