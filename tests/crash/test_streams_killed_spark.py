@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from tests.crash.test_streams_killed import ENGINE, Streamed
 from tests.destinations.postgres import Database, database, postgres
 from tests.support.plan_world import place
 from tests.support.waiting import LATE_S, wait_until
+from tests.support.zygote import Zygote
 
 __all__ = ["database", "place", "postgres"]
 
@@ -45,37 +47,35 @@ class OnSpark(Streamed):
 
 
 class Driver:
-    """A process that does jobs on Spark until it is killed; the next job then starts another one.
+    """A process that does runs on Spark until it is killed; the next run then forks another one.
 
-    The JVM, whose start takes more than ten jobs, is another process's child: the next driver ends what the killed one
+    The JVM, whose start takes more than ten runs, is another process's child: the next driver ends what the killed one
     has left in it. It is started again after it was killed itself.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.jobs = 0
-        self.keeper: subprocess.Popen[str] | None = None
-        self.process: subprocess.Popen[str] | None = None
+        self.runs = 0
+        self.zygote = Zygote(folder, "tests.crash.streams_spark")
+        self.pool = ThreadPoolExecutor(1)
+        self.keeper: subprocess.Popen[bytes] | None = None
+        self.ended: Future[tuple[int, str]] | None = None
 
     def begin(self, **job: object) -> None:
         if not self.jvm():
-            self.close()
-            self.keeper = self._start(str(self._jvm))
-            wait_until(lambda: self._jvm.exists() or not self.keeper or self.keeper.poll() is not None)
-        if self.process is None or self.process.poll() is not None:
-            self.process = self._start(**msgspec.json.decode(self._jvm.read_bytes()))
-        self.jobs += 1
-        assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode((job, str(self._done))).decode() + "\n")
-        self.process.stdin.flush()
+            self._start_jvm()
+        if self.ended is None or self.ended.done():
+            self._start()
+        self.runs += 1
+        print(msgspec.json.encode((job, str(self._done))).decode(), file=self.jobs, flush=True)
 
     def await_end(self, seconds: float = LATE_S) -> int | None:
-        """Wait until the job is done (0) or the process has ended (its exit code); None: neither is so yet."""
-        assert self.process is not None
+        """Wait until the run is done (0) or the process has ended (its exit code); None: neither is so yet."""
+        assert self.ended is not None
         deadline = time.monotonic() + seconds
-        while not self._done.exists() and self.process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return 0 if self._done.exists() else self.process.poll()
+        while not self._done.exists() and not self.ended.done() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return 0 if self._done.exists() else self.ended.result()[0] if self.ended.done() else None
 
     def run(self, **job: object) -> int | None:
         self.begin(**job)
@@ -86,47 +86,65 @@ class Driver:
 
     def kill_one(self, chance: random.Random) -> bool:
         """Kill the driver, the JVM or one of the processes below that; return whether there was one."""
-        assert self.process is not None
+        assert self.ended is not None
         java = self.jvm()
         workers = [pid for each in java for pid in spark.family(each)]
-        victims = chance.choice([[self.process.pid], java, workers])
-        if not victims or self.process.poll() is not None:
+        victims = chance.choice([[int((self.folder / "pid").read_text())], java, workers])
+        if not victims or self.ended.done():
             return False
         victim = chance.choice(victims)
         spark.end([victim], signal.SIGKILL)
         wait_until(lambda: has_ended(victim))
+        if victim not in (*java, *workers):
+            self.ended.result()
         return True
 
     def said(self) -> str:
-        return (self.folder / "said").read_text()[-5000:]
+        return "\n".join((self.folder / name).read_text()[-5000:] for name in ("jvm.txt", "output.txt"))
 
     def close(self) -> None:
-        self._jvm.unlink(missing_ok=True)
-        for process in (self.process, self.keeper):
-            if process is not None:
-                process.kill()
-                process.wait()
-        self.process = self.keeper = None
+        self.end()
+        self.pool.shutdown()
+        self.zygote.close()
 
-    def _start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        with (self.folder / "said").open("ab") as said:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.crash.streams", *arguments],
-                cwd=spark.ROOT,
-                env={**os.environ, **environment},
-                stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
-                text=True,
+    def end(self) -> None:
+        """End the driver and the JVM."""
+        if self.ended is not None:
+            self.jobs.close()
+            if not self.ended.done():
+                spark.end([int((self.folder / "pid").read_text())], signal.SIGKILL)
+            self.ended.result()
+        if self.keeper is not None:
+            self.keeper.kill()
+            self.keeper.wait()
+        self.keeper = self.ended = None
+
+    def _start_jvm(self) -> None:
+        self.end()
+        file = self.folder / "jvm.json"
+        file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "tests.crash.streams_spark", str(file)]
+        with (self.folder / "jvm.txt").open("ab") as said:
+            self.keeper = keeper = subprocess.Popen(
+                command, cwd=spark.ROOT, stdin=subprocess.PIPE, stdout=said, stderr=said
             )
+        wait_until(lambda: file.exists() or keeper.poll() is not None)
+        self.found = msgspec.json.decode(file.read_bytes())
+
+    def _start(self) -> None:
+        jobs, pid = self.folder / "jobs", self.folder / "pid"
+        if self.ended is not None:
+            self.jobs.close()
+        for path in (jobs, pid):
+            path.unlink(missing_ok=True)
+        os.mkfifo(jobs)
+        self.ended = self.pool.submit(self.zygote.run, jvm=self.found, pid=str(pid), jobs=str(jobs))
+        wait_until(pid.exists)
+        self.jobs = os.fdopen(os.open(jobs, os.O_RDWR), "w")  # nothing that opens it waits for the other side
 
     @property
     def _done(self) -> Path:
-        return self.folder / f"done-{self.jobs}"
-
-    @property
-    def _jvm(self) -> Path:
-        return self.folder / "jvm.json"
+        return self.folder / f"done-{self.runs}"
 
 
 @pytest.fixture(scope="module")
