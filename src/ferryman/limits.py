@@ -92,6 +92,10 @@ WATCH_NAMES: Final = 100_000
 COMPARED_ROWS: Final = 1_000_000
 """Rows of hashes, 50 bytes each, that a scan compares at once to find the documents that it has to examine."""
 
+COUNTED_ROWS: Final = 131_072
+"""Rows of each table, 50 bytes each, that are counted at once: with what is computed of them they take six times as
+much."""
+
 JOINED_ROWS: Final = 32_768
 JOINED_BYTES: Final = 8 * MIB
 """Rows and bytes of listing and ``documents`` that are joined at once: a join takes about four times as much, and has

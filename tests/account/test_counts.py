@@ -17,7 +17,7 @@ from ferryman.state.state import state_root
 def test_everything_is_counted_whatever_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fifth of the memory, and parts of a thousand."""
     monkeypatch.setattr(limits, "QUERY_MEMORY", "24MB")
-    monkeypatch.setattr(limits, "COMPARED_ROWS", 1000)
+    monkeypatch.setattr(limits, "COUNTED_ROWS", 1000)
     plan = Plan("many", version=1)
     plan.source("docs", Memory([])).destination("out", Null())
     plan.freeze()

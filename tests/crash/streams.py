@@ -1,12 +1,11 @@
 """Runs in forked children of the zygote: a plan from a stream to PostgreSQL, to be killed at a crash point or at any
-time. ``python -m tests.crash.streams JOB`` is the same on real Spark."""
+time; ``streams_spark`` is the same on real Spark."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -113,32 +112,3 @@ def work(job: Job) -> None:
 def _kill_after(seconds: float) -> None:
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def work_on_spark(job: Job) -> None:
-    """Do it with a session of its own; workers are killed by the same crash point."""
-    from ferryman.engine.runner.sessions import start
-    from ferryman.engine.runner.spark import SparkRunner
-
-    limits.TASK_DOCUMENTS = 4  # type: ignore[misc]
-    if job.arm is not None:
-        crash.arm(*job.arm)
-        os.environ[crash.ENVIRONMENT] = "@".join(job.arm)
-
-    def read(spark: Any) -> Any:
-        one = spark.readStream.schema("id string, n int").option("maxFilesPerTrigger", 1)  # in it the rows are in order
-        return one.json(f"{job.root}/in")
-
-    plan = build(job, read)
-    plan.freeze()
-    root = state_root(plan, Path(job.root) / "state")
-    runner = SparkRunner(start("local[2,4]", {"spark.driver.memory": "512m"}, "streamed"))
-    with State.take(root, plan) as state:
-        summary = Run(state, runner, Watch(10**6), RunSettings(wave_bytes=2048)).run()
-    invariants.check(root, plan, summary)
-    print(f"delivered {summary.delivered}", flush=True)
-    assert summary.exit == 0, summary
-
-
-if __name__ == "__main__":
-    work_on_spark(msgspec.json.decode(sys.argv[1], type=Job))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from tests.destinations.postgres import Database, database, postgres
 from tests.support import changes_story
 from tests.support.plan_world import place
+from tests.support.program import run_program
 
 __all__ = ["database", "place", "postgres"]
 
@@ -49,8 +50,8 @@ def drop_slots(database: Database) -> None:
         database.query(f'DROP PUBLICATION "{name}"')
 
 
-def command(verb: str, place: Path, database: Database) -> list[str]:
-    return [sys.executable, "-m", "tests.support.changes_story", verb, str(place), database.url]
+def run_story(verb: str, place: Path, database: Database, **killed: Any) -> subprocess.CompletedProcess[str]:
+    return run_program("tests.support.changes_story", verb, place, database.url, **killed)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +67,9 @@ def command(verb: str, place: Path, database: Database) -> list[str]:
 )
 @pytest.mark.rule("tables.copy")
 def test_killed_at_a_step(place: Path, followed: Database, point: str) -> None:
-    killed = subprocess.run(
-        command("story", place, followed),
-        env={**os.environ, "FERRYMAN_CRASH": point},
-        capture_output=True,
-        check=False,
-    )
+    killed = run_story("story", place, followed, point=point)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    done = subprocess.run(command("story", place, followed), capture_output=True, text=True, check=False)
+    done = run_story("story", place, followed)
     assert done.stdout == "[0, true, 0, 1, 0]", done.stderr
 
 
@@ -82,11 +78,10 @@ def test_killed_at_a_step(place: Path, followed: Database, point: str) -> None:
 def test_killed_while_what_is_left_is_removed(place: Path, followed: Database) -> None:
     changes_story.apply_round(followed.url, 0)
     changes_story.run(place, followed.url)
-    env = {**os.environ, "FERRYMAN_CRASH": "changes.dropped"}
-    killed = subprocess.run(command("remove", place, followed), env=env, capture_output=True, check=False)
+    killed = run_story("remove", place, followed, point="changes.dropped")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     [(publication,)] = followed.query("SELECT pubname FROM pg_publication")
-    done = subprocess.run(command("remove", place, followed), capture_output=True, text=True, check=False)
+    done = run_story("remove", place, followed)
     assert publication in done.stdout, done.stderr
     assert followed.query("SELECT pubname FROM pg_publication") == []
 
@@ -123,18 +118,19 @@ def test_killed_at_random(place: Path, followed: Database, kills: int) -> None:
     began = time.monotonic()
     changes_story.run(place, followed.url)
     assert changes_story.indexed(place) == changes_story.rows(followed.url)
-    usual_s = 2 + time.monotonic() - began  # with the start of a process
+    usual_s = time.monotonic() - began
     done = 0
     while done < kills:
         change_tables(followed, chance)
-        child = subprocess.Popen(command("run", place, followed), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        try:
+        with ThreadPoolExecutor(1) as pool:
+            began = time.monotonic()
+            child = pool.submit(run_story, "run", place, followed, kill_s=chance.uniform(0, usual_s))
             change_tables(followed, chance)  # while it runs
-            child.wait(chance.uniform(0.2, 1.0) * usual_s)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-            done += 1
+            ended = child.result()
+        assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+        done += ended.returncode != 0
+        if ended.returncode == 0:
+            usual_s = time.monotonic() - began
         changes_story.run(place, followed.url)
         assert changes_story.indexed(place) == changes_story.rows(followed.url), f"after {done} kills"
         assert changes_story.doubles(place) == 0

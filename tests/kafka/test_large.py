@@ -1,8 +1,12 @@
-"""Ten million messages from one topic to another: each is there once, and memory does not grow with their number."""
+"""Ten million messages from one topic to another: each is there once, and memory does not grow with their number.
+
+The environment variable ``MESSAGES`` says another number.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +15,7 @@ import pytest
 
 from tests.support.kafka_topics import Topics
 
+MANY = int(os.environ.get("MESSAGES", 10_000_000))
 PARTITIONS = 4
 KEYS = 1000
 
@@ -62,7 +67,7 @@ def check(topics: Topics, topic: str, count: int) -> None:
 @pytest.mark.timeout(6 * 3600)
 def test_ten_million_messages(topics: Topics) -> None:
     peaks = []
-    for count in (1_000_000, 10_000_000):
+    for count in (MANY // 10, MANY):
         topic, out = fill(topics, count), topics.new(partitions=PARTITIONS)
         with tempfile.TemporaryDirectory() as state:
             command = [sys.executable, "-c", PROGRAM, topics.url, topic, out, state]

@@ -144,6 +144,26 @@ def test_a_commit_lists_what_differs(server: GitServer, repository: GitRepositor
     assert (scans.scan(), scans.deleted) == ([], [])
 
 
+@pytest.mark.slow
+def test_two_hundred_thousand_files(tmp_path: Path) -> None:
+    """Each once; of the same commit none, and of a commit of one file that one."""
+    repository = GitRepository(tmp_path / "many")
+
+    def commit(parent: str, files: dict[str, str]) -> None:
+        lines = ["commit refs/heads/main", "committer A <a@example.org> 1714557600 +0000", "data 1", "x", parent]
+        lines += [f"M 100644 inline {name}\ndata {len(text)}\n{text}" for name, text in files.items()]
+        repository.git("fast-import", "--quiet", input="\n".join([*filter(None, lines), ""]).encode())
+
+    names = [f"d{n // 1000}/f{n}.txt" for n in range(200_000)]
+    commit("", {name: f"In {name}" for name in names})
+    scans = Scans(repository.path, tmp_path / "cache")
+    assert (sorted(scans.scan()), scans.is_complete) == (sorted(names), True)
+    assert scans.scan() == []
+    commit("from refs/heads/main^0", {names[777]: "It has changed"})
+    assert scans.scan() == [names[777]]
+    assert scans.read(names[777]).raw == b"It has changed"
+
+
 @pytest.mark.rule("git.changes")
 def test_listings_of_differences_add_up(repository: GitRepository, tmp_path: Path) -> None:
     """After every commit of a random history, the state that listings lead to is the tree."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -280,6 +281,24 @@ def test_ranges_of_numbers(ann: Account, proxy: ImapProxy, monkeypatch: pytest.M
     assert ranges[0] == ["1", "4"]
     assert len(ranges) < 10
     assert all(int(later[0]) == int(earlier[1]) + 1 for earlier, later in pairwise(ranges))
+
+
+@pytest.mark.slow
+def test_three_hundred_thousand_mails(ann: Account, dovecot: Dovecot) -> None:
+    """In one folder: each once; then none, and of a new one that one."""
+    folder = dovecot.folder / "mail" / ann.user
+    for name in ("cur", "new", "tmp"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for number in range(300_000):
+        (folder / "cur" / f"{number}.host:2,S").write_bytes(b"Message-ID: <%d@example.org>\n\nText\n" % number)
+    subprocess.run(["chown", "-R", "--reference", folder.parent, folder], check=True)
+    found = Scanned(ann.source())
+    assert (found.error, len(found.listed)) == (None, 300_000)
+    assert len(set(found.ids())) == 300_000
+    assert Scanned(ann.source(), found).listed == []
+    ann.put("new")
+    [new] = Scanned(ann.source(), found).ids()
+    assert new.startswith("new@")
 
 
 def test_folders_are_chosen(ann: Account) -> None:

@@ -18,12 +18,19 @@ from tests.destinations.search_index import SearchIndex
 from tests.servers.server import Server
 from tests.servers.solr import SolrServer
 from tests.support.front_server import FrontHandler, FrontServer
+from tests.support.plan_world import place, run_plan
 from tests.support.waiting import wait_until
 
+from ferryman import Plan, account
+from ferryman.destinations import Elasticsearch as ToElasticsearch
+from ferryman.destinations import OpenSearch as ToOpenSearch
 from ferryman.document import Document
 from ferryman.errors import TransientError, Unavailable, UsageError
 from ferryman.sources import Bookmark, Elasticsearch, Note, OpenSearch, Solr, Source, indexes
+from ferryman.state.state import state_root
 from ferryman.testing.sources import SourceSuite
+
+__all__ = ["place"]
 
 
 class InSearchEngine:
@@ -393,6 +400,27 @@ def test_aliases_and_patterns(engine: Engine) -> None:
     with pytest.raises(UsageError, match="there is no such index"):
         engine.source(f"{engine.name}-nothing*").check()
     other.index.ask("DELETE", "")
+
+
+@pytest.mark.rule("opensearch.outcomes")
+def test_a_field_that_the_target_refuses(engine: Engine, place: Path) -> None:
+    """The document fails with the target's reason, and those beside it arrive, also that of the longest id; mended in
+    the old index, it arrives, too."""
+    long = "i" * 512
+    engine.there.put({"good": {"year": "1599"}, "bad": {"year": "unknown"}, long: {"year": "1600"}})
+    new = SearchIndex(engine.real.url, f"{engine.name}-new")
+    new.ask("DELETE", status=(200, 404))
+    plan = Plan("move", version=1)
+    target = ToOpenSearch if engine.kind is OpenSearch else ToElasticsearch
+    out = target(engine.real.url, new.name, {"properties": {"year": {"type": "integer"}}})
+    plan.source("old", engine.source()).destination("new", out, backoff=0)
+    summary = run_plan(plan, place / "state")
+    assert (summary.delivered, summary.failed, set(new.documents())) == (2, 1, {"good", long})
+    [failed] = account.deliveries(state_root(plan, place / "state"), plan=plan, status="failed")
+    assert failed["doc_id"] == "bad" and "year" in failed["message"]
+    engine.there.put({"bad": {"year": "1601"}})
+    assert run_plan(plan, place / "state").exit == 0
+    assert {id: each["year"] for id, each in new.documents().items()} == {"good": "1599", "bad": "1601", long: "1600"}
 
 
 def test_a_server_that_goes_away_is_waited_for(engine: Engine) -> None:

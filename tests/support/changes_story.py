@@ -125,5 +125,9 @@ def remove(folder: Path, url: str) -> None:
         sys.stdout.write(kept.place)
 
 
+def main(verb: str, folder: str, url: str) -> None:
+    {"story": story, "run": run, "remove": remove}[verb](Path(folder), url)
+
+
 if __name__ == "__main__":
-    {"story": story, "run": run, "remove": remove}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])
+    main(*sys.argv[1:])

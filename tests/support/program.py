@@ -7,9 +7,12 @@ import functools
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -28,18 +31,22 @@ class Job(msgspec.Struct):
     arguments: list[str]
     point: str
     errors: str
+    kill_s: float | None = None
 
 
-def run_program(module: str, *arguments: str | Path, point: str = "") -> subprocess.CompletedProcess[str]:
+def run_program(
+    module: str, *arguments: str | Path, point: str = "", kill_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run the ``main`` of a module, as ``python -m module arguments`` would.
 
     Args:
         point: crash point at which it is killed; "": none.
+        kill_s: seconds after which it is killed; None: never.
     """
     folder = _folder()
     errors = folder / "errors.txt"
     told = [str(each) for each in arguments]
-    code, output = _zygote().run(module=module, arguments=told, point=point, errors=str(errors))
+    code, output = _zygote().run(module=module, arguments=told, point=point, errors=str(errors), kill_s=kill_s)
     return subprocess.CompletedProcess([module, *told], code, output, errors.read_text())
 
 
@@ -48,7 +55,14 @@ def work(job: Job) -> None:
         os.dup2(errors.fileno(), sys.stderr.fileno())
     if job.point:
         crash.arm(job.point)
+    if job.kill_s is not None:
+        threading.Thread(target=_kill_after, args=(job.kill_s,), daemon=True).start()
     importlib.import_module(job.module).main(*job.arguments)
+
+
+def _kill_after(seconds: float) -> None:
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @functools.cache

@@ -141,7 +141,7 @@ class _PartitionedCount:
         self._logs = logs
         self._entries: Counter[int] = Counter()
         self._destinations = sorted({*tables.destinations, *(name for names in reached.values() for name in names)})
-        self._parts = partitions_for(tables.rows, 0, limits.COMPARED_ROWS, 1)
+        self._parts = partitions_for(tables.rows, 0, limits.COUNTED_ROWS, 1)
         self._marked: HashFilter | None = None
         self._ends: Counter[tuple[int, int, bool]] = Counter()
         self._older: Counter[int] = Counter()
@@ -249,7 +249,7 @@ class _PartitionedCount:
         waits = "due IS NOT NULL" if self._among else ""
         document = self._hashed(DOCUMENT)
         rows = rows_by_document(
-            self._db, tables.documents, tables.rows, tables.folder, more, waits, self._marked, document
+            self._db, tables.documents, tables.rows, tables.folder, more, waits, self._marked, document, self._parts
         )
         return map(last_rows, rows)
 

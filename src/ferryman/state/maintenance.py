@@ -219,6 +219,7 @@ def rows_by_document(
     any_row: str = "",
     marked: HashFilter | None = None,
     document: str = DOCUMENT,
+    parts: int = 0,
 ) -> Iterator[Columns]:
     """Yield all rows of some documents at a time, in the order of the files: each document's hash ``h``, the index
     ``file`` of the file's path, and the ``row`` there. ``last_rows`` then selects the last row of each document.
@@ -231,9 +232,10 @@ def rows_by_document(
         any_row: SQL condition; only documents with a row that meets it are yielded, and possibly some others.
         marked: documents to yield as well.
         document: SQL for the hash of a document, or for a text that is hashed when it is read.
+        parts: number of partitions, a power of two; 0: so many that each has ``limits.COMPARED_ROWS``.
     """
     schema = pa.schema([*_PLACE, *((name, kind) for name, (_, kind) in more.items())])
-    parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
+    parts = parts or partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
     partitions = PartitionFiles(folder, "latest", schema, parts)
     if any_row and paths:
         marked = marked or HashFilter()

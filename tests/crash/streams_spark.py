@@ -1,0 +1,109 @@
+"""Runs in forked children of the zygote: a plan from a stream of real Spark to PostgreSQL, to be killed.
+
+``python -m tests.crash.streams_spark FILE`` keeps the JVM that such processes use one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from ferryman import crash, limits
+from ferryman.engine.run import Run
+from ferryman.engine.runner.base import Runner
+from ferryman.engine.runner.sessions import start
+from ferryman.engine.runner.spark import SparkRunner
+from ferryman.engine.settings import RunSettings
+from ferryman.state.state import State, state_root
+from tests.crash import streams
+from tests.support import invariants
+from tests.support.plan_world import Watch
+
+MASTER, SETTINGS = "local[2,4]", {"spark.driver.memory": "512m"}
+
+
+class Job(msgspec.Struct):
+    """A driver.
+
+    Attributes:
+        jvm: environment by which it finds the JVM.
+        pid: file that gets its process id.
+        jobs: pipe with the runs that it does, each a line: a ``streams.Job`` and the file that is created when it is
+            done.
+    """
+
+    jvm: dict[str, str]
+    pid: str
+    jobs: str
+
+
+def keep_jvm(file: Path) -> None:
+    """Start a JVM of Spark, write into a file how drivers find it, and keep it until this process ends."""
+    session = start(MASTER, SETTINGS, "streamed")
+    gateway = session.sparkContext._gateway.gateway_parameters
+    found = {"PYSPARK_GATEWAY_PORT": str(gateway.port), "PYSPARK_GATEWAY_SECRET": gateway.auth_token}
+    session.stop()
+    temporary = file.with_suffix(".new")
+    temporary.write_bytes(msgspec.json.encode(found))
+    temporary.rename(file)
+    sys.stdin.read()
+
+
+def work(job: Job) -> None:
+    """Do runs as they come, with one session.
+
+    Workers are killed by the same crash point: where it is one of theirs, Spark starts new ones with that environment.
+    """
+    os.environ.update(job.jvm)
+    Path(job.pid).write_text(str(os.getpid()))
+    limits.TASK_DOCUMENTS = 4  # type: ignore[misc]
+    end_session_before()
+    spark = start(MASTER, SETTINGS, "streamed")
+    environment: dict[str, str] = spark.sparkContext.environment
+    with open(job.jobs) as lines:
+        for line in lines:
+            told, done = msgspec.json.decode(line, type=tuple[streams.Job, str])
+            crash.disarm()
+            environment.pop(crash.ENVIRONMENT, None)
+            if told.arm is not None:
+                crash.arm(*told.arm)
+                if crash.POINTS.get(told.arm[0].partition(":")[0]) == crash.EXECUTOR:
+                    environment[crash.ENVIRONMENT] = "@".join(told.arm)
+            run(told, SparkRunner(spark))
+            Path(done).touch()
+
+
+def end_session_before() -> None:
+    """End the queries and the session of a driver that was killed: its JVM, which would have ended with it, is used
+    again."""
+    SparkContext._ensure_initialized()
+    jvm: Any = SparkContext._jvm
+    found = SparkSession._get_j_spark_session_class(jvm).getDefaultSession()
+    if found.isDefined() and not found.get().sparkContext().isStopped():
+        for query in found.get().streams().active():
+            query.stop()
+        found.get().stop()
+
+
+def run(job: streams.Job, runner: Runner) -> None:
+    def read(spark: Any) -> Any:
+        one = spark.readStream.schema("id string, n int").option("maxFilesPerTrigger", 1)  # in it the rows are in order
+        return one.json(f"{job.root}/in")
+
+    plan = streams.build(job, read)
+    plan.freeze()
+    root = state_root(plan, Path(job.root) / "state")
+    with State.take(root, plan) as state:
+        summary = Run(state, runner, Watch(10**6), RunSettings(wave_bytes=2048)).run()
+    invariants.check(root, plan, summary)
+    assert summary.exit == 0, summary
+
+
+if __name__ == "__main__":
+    keep_jvm(Path(sys.argv[1]))
