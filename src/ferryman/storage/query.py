@@ -309,10 +309,14 @@ def partitions_for(rows: int, size: int, most_rows: int, most_bytes: int) -> int
 def hash_texts(texts: pa.Array) -> np.ndarray[Any, Any]:
     """Return 64-bit hashes of texts, valid in this process only.
 
-    They are computed by Python: DuckDB's hash has a thousand collisions among 400 000 file names, and Python's is
-    seeded, so nobody can choose names that collide.
+    They are computed by Python: DuckDB's hash has a thousand collisions among 400 000 file names. Each text gets a
+    secret prefix, so nobody can choose names that collide.
     """
-    return np.fromiter(map(hash, texts.to_pylist()), np.int64, len(texts)).view(np.uint64)
+    prefixed = pc.binary_join_element_wise(_SECRET, texts.cast(pa.string()), "")
+    return np.fromiter(map(hash, prefixed.to_pylist()), np.int64, len(texts)).view(np.uint64)
+
+
+_SECRET: Final = os.urandom(16).hex()
 
 
 def partition_of(hashes: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
