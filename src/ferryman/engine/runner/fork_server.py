@@ -206,14 +206,12 @@ def fork_process(descriptor: int, environment: Mapping[str, str]) -> ForkedProce
     """
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)
-    for module in preloaded:
-        importlib.import_module(module)
+    _load(preloaded)
     for name, value in before.items():
         if value is None:
             del os.environ[name]
         else:
             os.environ[name] = value
-    gc.freeze()  # also here: to look through what modules have made would copy it
     atexit.register(gc.unfreeze)  # some modules complain of what they have at the end
     pid = os.fork()
     if pid:
@@ -329,13 +327,21 @@ def _die_with_parent(parent: int) -> None:  # pragma: no cover - the child
         os._exit(0)
 
 
+def _load(modules: Iterable[str]) -> None:
+    """Load modules without a look for garbage, of which they make none, and let nobody look through what they have
+    made: that would copy it in each child."""
+    gc.disable()
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+
+
 def main(descriptor: int, modules: Iterable[str]) -> None:  # pragma: no cover - another process
     """Run the fork server, with these modules loaded, until its connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it may be ignored, as inherited from a worker
-    for module in modules:
-        importlib.import_module(module)
-    gc.freeze()  # what modules have made is not garbage: no child has to look through it
+    _load(modules)
     with socket.socket(fileno=descriptor) as connection:
         while True:
             request, descriptors, _, _ = socket.recv_fds(connection, _REQUEST.size, 3)
