@@ -80,8 +80,13 @@ _MODULES: Final = {
 """Name -> its module, imported when the name is first used: a plan file needs few of them, and the command begins with
 none."""
 
+_PACKAGES: Final = ("destinations", "document", "errors", "limits", "plan", "remembered", "routers", "sources")
+"""Modules that are there without an import of their own."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"ferryman.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'ferryman' has no attribute {name!r}")
     globals()[name] = found = getattr(importlib.import_module(f"ferryman.{_MODULES[name]}"), name)
