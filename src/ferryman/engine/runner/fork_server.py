@@ -55,7 +55,7 @@ _ANSWER: Final = struct.Struct("<i")
 
 
 class _Process(Protocol):
-    """What is needed of a ``Popen``."""
+    """Process with the methods of ``Popen`` that a fork server needs."""
 
     @property
     def pid(self) -> int: ...
