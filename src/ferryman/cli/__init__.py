@@ -34,8 +34,9 @@ def _is_own_process() -> bool:
     while frame is not None:
         callers.add(frame.f_globals.get("__name__"))
         frame = frame.f_back  # type: ignore[assignment]
-    started = os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "")
-    return started in ("ferryman", "__main__.py") and callers <= {__name__, "__main__", "runpy"}
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # None: it is a script
+    started = os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or "") if spec is None else spec.name
+    return started in ("ferryman", f"{__name__}.__main__") and callers <= {__name__, "__main__", "runpy"}
 
 
 def _seed_hashes() -> None:
