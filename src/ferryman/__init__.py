@@ -6,19 +6,20 @@ A plan carries documents from sources, through steps, to destinations; every one
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Final
 
-from ferryman.destinations.base import Effect, Guarantee
-from ferryman.document import Document
-from ferryman.errors import Dropped, Misconfigured, PermanentError, TransientError, Unavailable
-from ferryman.plan import Flow, Plan
-from ferryman.remembered import Remember
-
+TYPE_CHECKING = False  # as typing has it, which takes the command longer to load than all else here
 if TYPE_CHECKING:
+    from typing import Any, Final
+
+    from ferryman.destinations.base import Effect, Guarantee
+    from ferryman.document import Document
     from ferryman.engine.preview import preview
+    from ferryman.errors import Dropped, Misconfigured, PermanentError, TransientError, Unavailable
     from ferryman.monitoring.metrics import metrics
     from ferryman.operations import deliveries, fsck, history, resolve, retry, run, status, tables
+    from ferryman.plan import Flow, Plan
     from ferryman.proof.proof import prove
+    from ferryman.remembered import Remember
     from ferryman.retrieval.search import search
     from ferryman.verification import verify
 
@@ -50,7 +51,18 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_OPERATIONS: Final = {
+_MODULES: Final = {
+    "Document": "document",
+    "Dropped": "errors",
+    "Effect": "destinations.base",
+    "Flow": "plan",
+    "Guarantee": "destinations.base",
+    "Misconfigured": "errors",
+    "PermanentError": "errors",
+    "Plan": "plan",
+    "Remember": "remembered",
+    "TransientError": "errors",
+    "Unavailable": "errors",
     "deliveries": "operations",
     "fsck": "operations",
     "history": "operations",
@@ -65,14 +77,20 @@ _OPERATIONS: Final = {
     "tables": "operations",
     "verify": "verification",
 }
-"""Name -> its module, imported when the name is first used: a plan file needs none of them, nor what they import."""
+"""Name -> its module, imported when the name is first used: a plan file needs few of them, and the command begins with
+none."""
+
+_PACKAGES: Final = ("destinations", "document", "errors", "limits", "plan", "remembered", "routers", "sources")
+"""Modules that are there without an import of their own."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OPERATIONS:
+    if name in _PACKAGES:
+        return importlib.import_module(f"ferryman.{name}")
+    if name not in _MODULES:
         raise AttributeError(f"module 'ferryman' has no attribute {name!r}")
-    globals()[name] = operation = getattr(importlib.import_module(f"ferryman.{_OPERATIONS[name]}"), name)
-    return operation
+    globals()[name] = found = getattr(importlib.import_module(f"ferryman.{_MODULES[name]}"), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.processes import is_alive
+from tests.support.waiting import wait_until
 
 PLAN = """
 import sys
@@ -22,6 +26,11 @@ class Noting(Files):
         Path({folder!r}, "..", "loaded").write_text("\\n".join(sys.modules))
         return super().read(listed)
 
+class NotingSql(Sql):
+    def close(self):
+        Path({folder!r}, "..", "loaded-to-send").write_text("\\n".join(sys.modules))
+        super().close()
+
 def embed(doc):
     doc["vector"] = [0.6, 0.8]
     return doc
@@ -29,7 +38,7 @@ def embed(doc):
 plan = Plan("start")
 chunks = plan.source("files", Noting({folder!r})).step("split", steps.split_text())
 embedded = chunks.step("embed", embed, remember=Remember("1"))
-embedded.destination("index", Sql("sqlite:///index.db", vectors={{"vector": 2}}))
+embedded.destination("index", NotingSql("sqlite:///index.db", vectors={{"vector": 2}}))
 """
 
 HEAVY = ("pandas", "pyspark", "deltalake", "sqlalchemy", "ferryman.intake")
@@ -81,11 +90,15 @@ def counts_of(*args: str | Path) -> dict[str, Any]:
 
 
 def test_a_run_counts(plan: Path) -> None:
-    """Three new documents, then nothing new: one process beside the driver, from which the helpers are forked. What is
-    needed to write to a database is loaded by who writes."""
+    """Three new documents, then nothing new: one process beside the driver, from which the helpers are forked.
+    SQLAlchemy makes the table; who finds it as it is, and who writes to it, does without."""
     new, unchanged = (counts_of("run", plan, "--state", plan.parent / "state") for _ in range(2))
     assert (new["heavy"], unchanged["heavy"]) == (["sqlalchemy"], [])
-    assert not {*HEAVY} & {*(plan.parent / "loaded").read_text().split()}, "in the process that has read the documents"
+    for name in ("loaded", "loaded-to-send"):
+        assert not {*HEAVY} & {*(plan.parent / name).read_text().split()}, "in the helper process"
+    (plan.parent / "docs" / "0.txt").unlink()
+    changed = counts_of("run", plan, "--state", plan.parent / "state")
+    assert (changed["heavy"], changed["commits"]) == ([], 7)
     assert (new["processes"], unchanged["processes"]) == (1, 1)
     assert (new["commits"], unchanged["commits"]) == (8, 3), "what is remembered is a table, too"
     assert new["syncs"] <= 88
@@ -96,6 +109,81 @@ def test_a_run_counts(plan: Path) -> None:
     status = counts_of("status", plan, "--state", plan.parent / "state")
     assert (status["heavy"], status["processes"], status["commits"], status["syncs"]) == ([], 0, 0, 0)
     assert status["modules"] <= 600
+
+
+OWN_PROCESS = """
+import atexit, os, sys
+from pathlib import Path
+from ferryman import Plan
+from ferryman.destinations import Null
+from ferryman.sources import Files
+
+def note(name):
+    seeded = [each for each in os.environ if each.endswith(("HASHSEED", "SEEDED", "NUM_THREADS"))]
+    main = sys.modules["__main__"].__spec__.name
+    Path(__file__).with_name(name).write_text(f"{hash('text')} {sorted(seeded)} {main}")
+
+note("driver")
+left_open = open(Path(__file__).with_name("left-open"), "w")
+left_open.write("all of it")
+atexit.register(print, "at the end", file=sys.stderr)
+
+def step(doc):
+    note("step")
+    print("from the step")
+
+plan = Plan("own")
+plan.source("files", Files("docs")).step("step", step).destination("null", Null())
+"""
+
+
+def test_the_command_forks_its_helpers(plan: Path) -> None:
+    """They have the hashes and the environment of Spark's workers, and another main module; the driver has the
+    environment that it was given. What a plan has left open, and to be done at the end, is closed and done."""
+    folder = plan.parent
+    (folder / "own.py").write_text(OWN_PROCESS)
+    names = ("PYTHONHASHSEED", "FERRYMAN_SEEDED", "OMP_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    hashed = subprocess.check_output([sys.executable, "-c", "print(hash('text'))"], env={"PYTHONHASHSEED": "0"})
+    line = [sys.executable, "-m", "ferryman.cli", "run", "own.py"]
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    assert "3 dropped" in done.stdout
+    assert "from the step" in done.stderr
+    assert done.stderr.endswith("at the end\n")
+    seed = int(hashed)
+    assert (folder / "driver").read_text() == f"{seed} [] ferryman.cli.__main__"
+    own = "['OMP_NUM_THREADS', 'PYTHONHASHSEED'] ferryman.engine.runner.fork_server"
+    assert (folder / "step").read_text() == f"{seed} {own}"
+    assert (folder / "left-open").read_text() == "all of it"
+
+
+WAITING = """
+import os, time
+from pathlib import Path
+from ferryman import Plan
+from ferryman.destinations import Null
+from ferryman.sources import Files
+
+def step(doc):
+    Path(__file__).with_name("waits").write_text(f"{os.getpid()} {os.getppid()}")
+    Path(__file__).with_name("waits").rename(Path(__file__).with_name("pids"))
+    time.sleep(1000)
+
+plan = Plan("waiting")
+plan.source("files", Files("docs")).step("step", step).destination("null", Null())
+"""
+
+
+def test_helpers_end_with_the_command(plan: Path) -> None:
+    """SIGKILL of the driver leaves none of its processes behind."""
+    folder = plan.parent
+    (folder / "waiting.py").write_text(WAITING)
+    line = [sys.executable, "-m", "ferryman.cli", "run", "waiting.py"]
+    with subprocess.Popen(line, cwd=folder, stderr=subprocess.DEVNULL) as command:
+        wait_until((folder / "pids").exists, "a step is called")
+        command.kill()
+    for pid in map(int, (folder / "pids").read_text().split()):
+        wait_until(lambda pid=pid: not is_alive(pid), "it has ended")
 
 
 PANDAS = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -62,6 +62,8 @@ def test_a_timeout_in_the_url_wins(
     """For reading and for writing."""
     with open_engine(sa.make_url(f"sqlite:///{path}{query}")).connect() as connection:
         assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == waits_ms
+    with closing(sqlite.open_to_write(f"sqlite:///{path}{query}")) as writer:
+        assert writer.execute("PRAGMA busy_timeout").fetchone() == (waits_ms,)
 
 
 def test_a_locked_database_is_waited_for_and_then_tried_later(path: Path) -> None:
@@ -93,16 +95,17 @@ def test_readers_do_not_lock_writers_out(path: Path) -> None:
 
 
 @pytest.fixture
-def connections() -> Iterator[list[sqlite3.Connection]]:
-    """What SQLAlchemy opens while the test runs, the latest last."""
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[sqlite3.Connection]:
+    """What writers open while the test runs, the latest last."""
     made: list[sqlite3.Connection] = []
+    open_to_write = sqlite.open_to_write
 
-    def note(connection: sqlite3.Connection, _: object) -> None:
-        made.append(connection)
+    def note(url: str) -> sqlite3.Connection:
+        made.append(open_to_write(url))
+        return made[-1]
 
-    sa.event.listen(sa.Pool, "connect", note)
-    yield made
-    sa.event.remove(sa.Pool, "connect", note)
+    monkeypatch.setattr(sqlite, "open_to_write", note)
+    return made
 
 
 def test_a_full_disk_is_waited_for(path: Path, connections: list[sqlite3.Connection]) -> None:

@@ -22,20 +22,24 @@ SPAWN = multiprocessing.get_context("spawn")
 DYING = textwrap.dedent(
     """
     import os, signal, sys
-    import sqlalchemy as sa
     from ferryman.destinations import Sql
+    from ferryman.destinations.sql import sqlite
     from ferryman.testing.destinations import delivery
     from tests.destinations.sql_table import CONTEXT
 
     url, mode, moment = sys.argv[1:]
-    die = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+    begins = {"in the middle": 'INSERT INTO "documents_fts"', "before commit": "COMMIT"}.get(moment)
+    die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    open_to_write = sqlite.open_to_write
+
+    def open_traced(url):
+        connection = open_to_write(url)
+        connection.set_trace_callback(lambda statement: begins and statement.startswith(begins) and die())
+        return connection
+
+    sqlite.open_to_write = open_traced
     sql = Sql(url, mode=mode, full_text=["text"])
     sql.open(CONTEXT)
-    if moment == "before commit":
-        sa.event.listen(sa.Engine, "commit", die)
-    if moment == "in the middle":
-        writes = lambda connection, cursor, statement, *more: "_fts" in statement and die()
-        sa.event.listen(sa.Engine, "before_cursor_execute", writes)
     sql.write([delivery(f"doc-{i}", i, f"word{i}") for i in range(1, 101)])
     die()
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 
 def printed_always(program: str) -> str:
@@ -25,3 +26,11 @@ def printed_always(program: str) -> str:
     }
     assert len(printed) == 1
     return printed.pop()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

@@ -399,4 +399,4 @@ def index_columns(connection: sa.Connection) -> set[str]:
 
 def record_writer(connection: sa.Connection, writer: str, written: list[Delivery]) -> None:
     """Record the highest sequence of a writer."""
-    sqlite.record_sequence(connection, WRITERS_OF_FOLDER, DOCUMENTS.name, writer, written)
+    sqlite.record_sequence(connection.exec_driver_sql, WRITERS_OF_FOLDER.name, DOCUMENTS.name, writer, written)

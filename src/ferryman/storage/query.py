@@ -293,14 +293,19 @@ def _group_small_files(paths: Sequence[str]) -> Iterator[list[str]]:
 
 def _convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if kind == pa.uint64() and column.type != kind:
-        return pa.array(hash_texts(column))
+        return _hash_array(column)
     return column.cast(kind)
 
 
 def _to_array(values: Sequence[Any], kind: pa.DataType, is_text: bool) -> pa.Array:
     if kind == pa.uint64() and is_text:
-        return pa.array(hash_texts(pa.array(values, pa.string())))
+        return _hash_array(pa.array(values, pa.string()))
     return pa.array(values, kind)
+
+
+def _hash_array(texts: pa.Array) -> pa.Array:
+    """Return ``hash_texts`` as a column. ``pa.array`` loads a part of NumPy that nothing else in a small run needs."""
+    return pa.Array.from_buffers(pa.uint64(), len(texts), [None, pa.py_buffer(hash_texts(texts))])
 
 
 def quote_list(texts: Iterable[str]) -> str:
@@ -332,10 +337,14 @@ def partitions_for(rows: int, size: int, most_rows: int, most_bytes: int) -> int
 def hash_texts(texts: pa.Array) -> np.ndarray[Any, Any]:
     """Return 64-bit hashes of texts, valid in this process only.
 
-    They are computed by Python: DuckDB's hash has a thousand collisions among 400 000 file names, and Python's is
-    seeded, so nobody can choose names that collide.
+    They are computed by Python: DuckDB's hash has a thousand collisions among 400 000 file names. Each text gets a
+    secret prefix, so nobody can choose names that collide.
     """
-    return np.fromiter(map(hash, texts.to_pylist()), np.int64, len(texts)).view(np.uint64)
+    prefixed = pc.binary_join_element_wise(_SECRET, texts.cast(pa.string()), "")
+    return np.fromiter(map(hash, prefixed.to_pylist()), np.int64, len(texts)).view(np.uint64)
+
+
+_SECRET: Final = os.urandom(16).hex()
 
 
 def partition_of(hashes: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
@@ -397,7 +406,7 @@ class PartitionFiles:
             self._writer(0).write_batch(rows)
             return
         parts = parts.astype(np.uint16)  # numpy sorts these ten times as fast as integers of 64 bits
-        rows = rows.take(pa.array(np.argsort(parts, kind="stable")))
+        rows = rows.take(parquet.number_array(np.argsort(parts, kind="stable")))
         start = 0
         for part, number in enumerate(np.bincount(parts).tolist()):
             if number:

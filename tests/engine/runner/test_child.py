@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from ferryman import limits
 from ferryman.destinations import Delivery, DestinationContext, Guarantee, Queue
 from ferryman.engine.deliver.turn import ProcessCaller
 from ferryman.engine.runner.child import Child, Died, RequestStopped, call_parent
-from ferryman.engine.runner.fork_server import ForkServer, fork_server
+from ferryman.engine.runner.fork_server import ForkedProcess, ForkServer, fork_server
 from ferryman.errors import WorkerDied
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues import upkeep
@@ -305,3 +306,16 @@ def test_what_ends_the_process_does(
     with pytest.raises(error):
         queue.append([{"n": 1}])
     assert queue.last_index == 1
+
+
+def test_a_forked_process_is_waited_for_once() -> None:
+    """Also if other code has waited for all children."""
+    with subprocess.Popen(["sleep", "1000"]) as command:
+        process = ForkedProcess(command.pid)
+        assert process.poll() is None
+        process.kill()
+        assert process.wait() == process.poll() == signal.SIGKILL
+        process.kill()
+    with subprocess.Popen(["true"]) as command:
+        command.wait()
+    assert ForkedProcess(command.pid).wait() == 0

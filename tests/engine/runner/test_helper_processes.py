@@ -18,6 +18,7 @@ from ferryman.engine.runner import fork_server
 from ferryman.engine.runner.helper_processes import HelperProcesses
 from ferryman.testing.inprocess import InProcess
 from tests.support import forked_servers
+from tests.support.processes import is_alive
 from tests.support.waiting import LATE_S, wait_until
 
 
@@ -215,13 +216,6 @@ def test_what_they_are_at_is_not_waited_for(tmp_path: Path) -> None:
         assert processes.run(task, [0, 1]) is None
     finally:
         processes.end()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 PROGRAM = """

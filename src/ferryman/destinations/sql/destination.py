@@ -227,7 +227,7 @@ class Sql(VectorDestination):
         """
         where = self.target()
         with self._dialect.translated_errors(where):
-            self._dialect.prepare(self._url, self._layout, self.full_text, where)
+            self._dialect.prepare(self.url, self._layout, self.full_text, where)
 
     def durability_risk(self) -> str:
         with self._dialect.translated_errors(self.target()):
@@ -305,7 +305,7 @@ class Sql(VectorDestination):
 
     def open(self, context: DestinationContext) -> None:
         with self._dialect.translated_errors(self.target()):
-            self._writer = self._dialect.writer(self._url, self._layout, writer_name(context))
+            self._writer = self._dialect.writer(self.url, self._layout, writer_name(context))
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         """One transaction per chunk; more only if the database does not take some value of it.

@@ -74,7 +74,7 @@ class Dialect(ABC):
         """Return the database's URL as a target: without user, password and options."""
 
     @abstractmethod
-    def prepare(self, url: sa.URL, layout: Layout, columns: tuple[str, ...], where: str) -> None:
+    def prepare(self, url: str, layout: Layout, columns: tuple[str, ...], where: str) -> None:
         """Create database, tables and index where missing; any number of drivers may do so at once. ``where`` begins
         the error texts.
 
@@ -83,7 +83,7 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def writer(self, url: sa.URL, layout: Layout, name: str) -> Writer:
+    def writer(self, url: str, layout: Layout, name: str) -> Writer:
         """Return a writer into a table that ``prepare`` has checked. With each chunk it records its highest sequence
         under this name, see ``Layout.writers``."""
 
@@ -108,7 +108,8 @@ class Dialect(ABC):
         database's."""
         if isinstance(error, DeliveryError):
             return error
-        cause = error.orig if isinstance(error, sa.exc.DBAPIError) and error.orig is not None else error
+        original = getattr(error, "orig", None)  # of an error of SQLAlchemy's
+        cause = original if isinstance(original, BaseException) else error
         if isinstance(cause, UnicodeEncodeError):
             return PermanentError(
                 f"{where}: a lone surrogate at character {cause.start} is not text. Replace it in a step."

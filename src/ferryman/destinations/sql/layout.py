@@ -208,17 +208,26 @@ class Layout:
     def _remember_vectors(self, connection: sa.Connection, where: str) -> None:
         """Note for which vectors the table was made, or compare with the note."""
         notes = self.identities
-        for name, field in self.vectors.items():
+        for name in self.vectors:
             key = f"{self.documents.name}#{name}"
             there = connection.scalar(sa.select(notes.c.id).where(notes.c.name == key))
-            note = field.remembered()
-            if there is not None:
-                note = check_remembered(where, name, field, _decode_json(there), "table")
-            text = _json(note).decode()
+            text = self.vector_note(name, there, where)
             if there is None:
                 connection.execute(sa.insert(notes).values(name=key, id=text))
             elif text != there:
                 connection.execute(sa.update(notes).where(notes.c.name == key).values(id=text))
+
+    def vector_note(self, name: str, there: str | None, where: str) -> str:
+        """Return what is to be noted of a vector, given the note that is there.
+
+        Raises:
+            Misconfigured: the table was made for another number of dimensions, or another model.
+        """
+        field = self.vectors[name]
+        note = field.remembered()
+        if there is not None:
+            note = check_remembered(where, name, field, _decode_json(there), "table")
+        return _json(note).decode()
 
     def check_vectors(self, connection: sa.Connection, where: str) -> None:
         """Compare the vectors with those that the table was made for, before a question; nothing is changed.

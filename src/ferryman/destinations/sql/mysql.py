@@ -366,9 +366,10 @@ class MySQL(Dialect):
     def place(self, url: sa.URL) -> str:
         return sa.URL.create("mysql", host=url.host, port=url.port, database=url.database).render_as_string()
 
-    def prepare(self, url: sa.URL, layout: Layout, columns: tuple[str, ...], where: str) -> None:
-        server = engine(url)
-        name = blake2b(f"{url.database}/{layout.table}".encode(), digest_size=_LOCK_NAME_BYTES).hexdigest()
+    def prepare(self, url: str, layout: Layout, columns: tuple[str, ...], where: str) -> None:
+        parsed = sa.make_url(url)
+        server = engine(parsed)
+        name = blake2b(f"{parsed.database}/{layout.table}".encode(), digest_size=_LOCK_NAME_BYTES).hexdigest()
         with server.connect() as connection:
             _check_durability(connection, where)
             # The first of several drivers makes everything, the others wait and find it.
@@ -383,8 +384,8 @@ class MySQL(Dialect):
                 with suppress(DBAPIError):
                     connection.execute(sa.text("SELECT RELEASE_LOCK(:name)"), lock)
 
-    def writer(self, url: sa.URL, layout: Layout, name: str) -> MySqlWriter:
-        return MySqlWriter(url, layout, name)
+    def writer(self, url: str, layout: Layout, name: str) -> MySqlWriter:
+        return MySqlWriter(sa.make_url(url), layout, name)
 
     def durability_risk(self, connection: sa.Connection) -> str:
         flush = connection.exec_driver_sql("SELECT @@innodb_flush_log_at_trx_commit").scalar_one()

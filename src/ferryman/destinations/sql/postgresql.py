@@ -468,8 +468,8 @@ class PostgreSQL(Dialect):
         host = url.host or (hosts if isinstance(hosts, str) else ",".join(hosts))
         return sa.URL.create("postgresql", host=host or None, port=url.port, database=url.database).render_as_string()
 
-    def prepare(self, url: sa.URL, layout: Layout, columns: tuple[str, ...], where: str) -> None:
-        with engine(url).connect() as connection, connection.begin():
+    def prepare(self, url: str, layout: Layout, columns: tuple[str, ...], where: str) -> None:
+        with engine(sa.make_url(url)).connect() as connection, connection.begin():
             encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
             if encoding != "UTF8":
                 raise Misconfigured(
@@ -493,8 +493,8 @@ class PostgreSQL(Dialect):
         elif indexed != columns:
             raise index_mismatch(where, indexed, columns, f"ALTER TABLE {table} DROP COLUMN {COLUMN}")
 
-    def writer(self, url: sa.URL, layout: Layout, name: str) -> PostgresWriter:
-        return PostgresWriter(url, layout, name)
+    def writer(self, url: str, layout: Layout, name: str) -> PostgresWriter:
+        return PostgresWriter(sa.make_url(url), layout, name)
 
     def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
         table = quoted_table(layout.table)

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -25,7 +25,7 @@ from ferryman.destinations.base import (
 )
 from ferryman.destinations.sql import dialect, sqlite_vectors
 from ferryman.destinations.sql.dialect import Dialect, index_mismatch
-from ferryman.destinations.sql.layout import IDENTITIES, WRITERS, ColumnTypes, Layout, text_type
+from ferryman.destinations.sql.layout import IDENTITIES, TOMBSTONES, WRITERS, ColumnTypes, Layout, text_type
 from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable, UsageError
 from ferryman.limits import KIB, MIB
@@ -35,7 +35,6 @@ from ferryman.net.faults import database_fault
 
 if TYPE_CHECKING:
     import numpy as np
-    from sqlalchemy.dialects.sqlite import Insert
 
 
 class _NotNew(Exception):
@@ -49,14 +48,14 @@ class SqliteWriter(dialect.Writer):
     when it commits, whoever else writes.
     """
 
-    def __init__(self, url: sa.URL, layout: Layout, name: str) -> None:
+    def __init__(self, url: str, layout: Layout, name: str) -> None:
         self._layout = layout
         self._name = name
         self._statements = Statements(layout, numbered=False)
         self._full_text: FullText | None = None
         self._vectors: sqlite_vectors.VectorTable | None = None
         self._schema: int | None = None
-        self._connection = make_engine(url).connect()
+        self._connection = open_to_write(url)
 
     def close(self) -> None:
         self._connection.close()
@@ -77,18 +76,25 @@ class SqliteWriter(dialect.Writer):
             return self._merge(connection, chunk)
 
     @contextmanager
-    def _transaction(self, chunk: list[Delivery]) -> Iterator[sa.Connection]:
-        with self._connection.begin():
-            schema = read_schema(self._connection)
+    def _transaction(self, chunk: list[Delivery]) -> Iterator[sqlite3.Connection]:
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            schema = read_schema(connection)
             if schema != self._schema:  # the first transaction, or the table got an index meanwhile
-                self._full_text = FullText.of(self._connection, self._layout.table)
-                self._vectors = sqlite_vectors.VectorTable.of(self._connection, self._layout)
+                self._full_text = FullText.of(connection, self._layout.table)
+                self._vectors = sqlite_vectors.VectorTable.of(connection, self._layout)
                 self._statements = Statements(self._layout, numbered=self._full_text is not None)
                 self._schema = schema
-            yield self._connection
-            record_sequence(self._connection, self._layout.writers, self._layout.documents.name, self._name, chunk)
+            yield connection
+            record_sequence(connection.execute, WRITERS, self._layout.table, self._name, chunk)
+            connection.commit()
+        except BaseException:
+            with suppress(sqlite3.Error):  # the first error is the one to report
+                connection.rollback()
+            raise
 
-    def _insert_new(self, connection: sa.Connection, chunk: list[Delivery]) -> None:
+    def _insert_new(self, connection: sqlite3.Connection, chunk: list[Delivery]) -> None:
         """Insert new ids, which are most, without looking them up: the insert itself detects existing ones.
 
         Raises:
@@ -101,21 +107,22 @@ class SqliteWriter(dialect.Writer):
         if self._vectors is not None:
             self._vectors.insert(connection, chunk)
 
-    def _insert(self, connection: sa.Connection, chunk: list[Delivery]) -> int:
+    def _insert(self, connection: sqlite3.Connection, chunk: list[Delivery]) -> int:
         """Insert and index the rows that are not stored; return their number."""
         statements, full_text = self._statements, self._full_text
         if full_text is None:
-            return _execute(connection, statements.insert, statements.rows(chunk))
+            return connection.executemany(statements.insert, statements.rows(chunk)).rowcount
         rowid = full_text.last_rowid(connection)
-        inserted = _execute(connection, statements.insert, statements.rows(chunk, full_text.next_row(connection)))
+        rows = statements.rows(chunk, full_text.next_row(connection))
+        inserted = connection.executemany(statements.insert, rows).rowcount
         full_text.add_newer(connection, rowid)
         return inserted
 
-    def _merge(self, connection: sa.Connection, chunk: list[Delivery]) -> list[Outcome]:
+    def _merge(self, connection: sqlite3.Connection, chunk: list[Delivery]) -> list[Outcome]:
         """Compare the chunk with the stored rows, and bring each id to the state of its last delivery."""
         layout, statements, full_text = self._layout, self._statements, self._full_text
         ids = {d.id for d in chunk}
-        rows = self._known(connection, layout.documents, ids)
+        rows = self._known(connection, layout.table, ids)
         tombstones = self._tombstones(connection, ids)
         outcomes, winners = compare(chunk, tombstones | rows)
         upserts = [d for d in winners.values() if d.operation == "upsert"]
@@ -124,10 +131,10 @@ class SqliteWriter(dialect.Writer):
             full_text.remove(connection, winners.keys() & rows.keys())
         if upserts:
             first = 0 if full_text is None else full_text.next_row(connection)
-            _execute(connection, statements.upsert, statements.rows(upserts, first))
-        _execute(connection, statements.put_tombstones, ((d.id, d.sequence, d.hash) for d in deletes))
-        self._delete(connection, layout.documents, [d.id for d in deletes if d.id in rows])
-        self._delete(connection, layout.tombstones, [d.id for d in upserts if d.id in tombstones])
+            connection.executemany(statements.upsert, statements.rows(upserts, first))
+        connection.executemany(statements.put_tombstones, ((d.id, d.sequence, d.hash) for d in deletes))
+        self._delete(connection, layout.table, [d.id for d in deletes if d.id in rows])
+        self._delete(connection, layout.table + TOMBSTONES, [d.id for d in upserts if d.id in tombstones])
         if full_text is not None:
             full_text.add(connection, [d.id for d in upserts])
         if self._vectors is not None:
@@ -136,49 +143,38 @@ class SqliteWriter(dialect.Writer):
         return outcomes
 
     def _tombstones(
-        self, connection: sa.Connection, ids: Collection[str], at_most: int | None = None
+        self, connection: sqlite3.Connection, ids: Collection[str], at_most: int = -1
     ) -> dict[str, LastDelivery]:
         """Return the tombstones of these ids. There are often none at all: one look."""
-        tombstones = self._layout.tombstones
-        if connection.execute(sa.select(tombstones.c.id).limit(1)).first() is None:
+        tombstones = self._layout.table + TOMBSTONES
+        if connection.execute(f"SELECT id FROM {quoted(tombstones)} LIMIT 1").fetchone() is None:
             return {}
         return self._known(connection, tombstones, ids, at_most)
 
     def _known(
-        self, connection: sa.Connection, table: sa.Table, ids: Collection[str], at_most: int | None = None
+        self, connection: sqlite3.Connection, table: str, ids: Collection[str], at_most: int = -1
     ) -> dict[str, LastDelivery]:
         stored: dict[str, LastDelivery] = {}
+        query = f"SELECT id, sequence, delivery_hash FROM {quoted(table)} WHERE id IN "
         for some in slices(ids, IDS_PER_STATEMENT):
-            query = sa.select(table.c.id, table.c.sequence, table.c.delivery_hash).where(table.c.id.in_(some))
-            for id, sequence, digest in connection.execute(query.limit(at_most)):
+            for id, sequence, digest in connection.execute(f"{query}{marks(some)} LIMIT {at_most}", tuple(some)):
                 stored[id] = LastDelivery(sequence, digest)
         return stored
 
-    def _delete(self, connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
+    def _delete(self, connection: sqlite3.Connection, table: str, ids: Collection[str]) -> None:
         for some in slices(ids, IDS_PER_STATEMENT):
-            connection.execute(sa.delete(table).where(table.c.id.in_(some)))
+            connection.execute(f"DELETE FROM {quoted(table)} WHERE id IN {marks(some)}", tuple(some))
 
 
 def record_sequence(
-    connection: sa.Connection, writers: sa.Table, table: str, writer: str, chunk: list[Delivery]
+    execute: Callable[[str, tuple[Any, ...]], object], writers: str, table: str, writer: str, chunk: list[Delivery]
 ) -> None:
     """Record the highest sequence of a chunk in the table of writers, unless it has a higher one of this writer."""
-    row = (table, writer, max(delivery.sequence for delivery in chunk))
-    connection.exec_driver_sql(
-        f"INSERT INTO {writers.name} (name, writer, sequence) VALUES (?, ?, ?) "
+    execute(
+        f"INSERT INTO {writers} (name, writer, sequence) VALUES (?, ?, ?) "
         "ON CONFLICT (name, writer) DO UPDATE SET sequence = max(sequence, excluded.sequence)",
-        row,
+        (table, writer, max(delivery.sequence for delivery in chunk)),
     )
-
-
-def _execute(connection: sa.Connection, statement: str, rows: Iterator[tuple[Any, ...]]) -> int:
-    """Execute a statement for each row; return the number of rows affected.
-
-    It uses the driver's own cursor, because SQLAlchemy needs all rows in a list.
-    """
-    cursor = connection.connection.cursor()
-    cursor.executemany(statement, rows)  # type: ignore[arg-type]  # any iterable does for sqlite3
-    return int(cursor.rowcount)
 
 
 # The full-text index of one SQLite table: FTS5 over the table's own text, without a second copy of it.
@@ -224,81 +220,82 @@ class FullText:
         self._row_index = quoted(f"{table}{SUFFIX}_row")
         source = f"SELECT {quoted(ROW)}, {names} FROM {self._table}"
         self._insert_new = f"INSERT INTO {self._index}(rowid, {names}) {source} WHERE rowid > ?"
-        self._insert = sa.text(f"INSERT INTO {self._index}(rowid, {names}) {source} WHERE id IN :ids").bindparams(
-            sa.bindparam("ids", expanding=True)
-        )
-        self._delete = sa.text(
+        self._insert = f"INSERT INTO {self._index}(rowid, {names}) {source} WHERE id IN "
+        self._delete = (
             f"INSERT INTO {self._index}({self._index}, rowid, {names}) SELECT 'delete', {quoted(ROW)}, {names} "
-            f"FROM {self._table} WHERE id IN :ids AND {quoted(ROW)} IS NOT NULL"
-        ).bindparams(sa.bindparam("ids", expanding=True))
+            f"FROM {self._table} WHERE {quoted(ROW)} IS NOT NULL AND id IN "
+        )
 
     @classmethod
-    def of(cls, connection: sa.Connection, table: str) -> FullText | None:
+    def of(cls, connection: sqlite3.Connection, table: str) -> FullText | None:
         """Return the index of this table; None if it has none."""
-        columns = connection.exec_driver_sql(f"PRAGMA table_info({quoted(table + SUFFIX)})").fetchall()
+        columns = connection.execute(f"PRAGMA table_info({quoted(table + SUFFIX)})").fetchall()
         return cls(table, [column[1] for column in columns]) if columns else None
 
-    def create(self, connection: sa.Connection) -> None:
+    def create(self, connection: sqlite3.Connection) -> None:
         """Create the index, with all existing rows."""
-        known = {column[1] for column in connection.exec_driver_sql(f"PRAGMA table_info({self._table})")}
+        known = {column[1] for column in connection.execute(f"PRAGMA table_info({self._table})")}
         if ROW not in known:
-            connection.exec_driver_sql(f"ALTER TABLE {self._table} ADD COLUMN {quoted(ROW)} INTEGER")
-        connection.exec_driver_sql(
+            connection.execute(f"ALTER TABLE {self._table} ADD COLUMN {quoted(ROW)} INTEGER")
+        connection.execute(
             f"UPDATE {self._table} SET {quoted(ROW)} = rowid + (SELECT coalesce(max({quoted(ROW)}), 0) "
             f"FROM {self._table}) WHERE {quoted(ROW)} IS NULL"
         )
-        connection.exec_driver_sql(
-            f"CREATE UNIQUE INDEX IF NOT EXISTS {self._row_index} ON {self._table}({quoted(ROW)})"
-        )
+        connection.execute(f"CREATE UNIQUE INDEX IF NOT EXISTS {self._row_index} ON {self._table}({quoted(ROW)})")
         names = ", ".join(map(quoted, self.columns))
-        connection.exec_driver_sql(
+        connection.execute(
             f"CREATE VIRTUAL TABLE {self._index} USING fts5({names}, content={self._table}, "
             f'content_rowid={quoted(ROW)}, tokenize="{TOKENIZER}")'
         )
-        page_bytes = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
+        page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
         for option, value in (
             ("automerge", SEGMENTS),
             ("crisismerge", 2 * SEGMENTS),
             ("hashsize", HASH_BYTES),
             ("pgsz", page_bytes - PAGE_OVERHEAD_BYTES),
         ):
-            connection.exec_driver_sql(f"INSERT INTO {self._index}({self._index}, rank) VALUES(?, ?)", (option, value))
+            connection.execute(f"INSERT INTO {self._index}({self._index}, rank) VALUES(?, ?)", (option, value))
         self._command(connection, "rebuild")
 
-    def last_rowid(self, connection: sa.Connection) -> int:
+    def last_rowid(self, connection: sqlite3.Connection) -> int:
         """Return the table's highest rowid: rows inserted from now on get higher ones."""
-        return int(connection.exec_driver_sql(f"SELECT coalesce(max(rowid), 0) FROM {self._table}").scalar_one())
+        return int(connection.execute(f"SELECT coalesce(max(rowid), 0) FROM {self._table}").fetchone()[0])
 
-    def next_row(self, connection: sa.Connection) -> int:
+    def next_row(self, connection: sqlite3.Connection) -> int:
         """Return the next free number of a row."""
         query = f"SELECT coalesce(max({quoted(ROW)}), 0) + 1 FROM {self._table}"
-        return int(connection.exec_driver_sql(query).scalar_one())
+        return int(connection.execute(query).fetchone()[0])
 
-    def add_newer(self, connection: sa.Connection, rowid: int) -> None:
+    def add_newer(self, connection: sqlite3.Connection, rowid: int) -> None:
         """Index the rows that were inserted after this rowid was the table's highest."""
-        connection.exec_driver_sql(self._insert_new, (rowid,))
+        connection.execute(self._insert_new, (rowid,))
 
-    def add(self, connection: sa.Connection, ids: Iterable[str]) -> None:
+    def add(self, connection: sqlite3.Connection, ids: Iterable[str]) -> None:
         """Index the rows of these ids, as they are now."""
         for some in slices(ids, IDS_PER_STATEMENT):
-            connection.execute(self._insert, {"ids": some})
+            connection.execute(self._insert + marks(some), tuple(some))
 
-    def remove(self, connection: sa.Connection, ids: Iterable[str]) -> None:
+    def remove(self, connection: sqlite3.Connection, ids: Iterable[str]) -> None:
         """Remove the rows of these ids from the index; call it before they are changed."""
         for some in slices(ids, IDS_PER_STATEMENT):
-            connection.execute(self._delete, {"ids": some})
+            connection.execute(self._delete + marks(some), tuple(some))
 
-    def verify(self, connection: sa.Connection) -> None:
+    def verify(self, connection: sqlite3.Connection) -> None:
         """Compare the whole index with the table; FTS5 raises an error of a damaged database if they differ."""
         self._command(connection, "integrity-check", 1)
 
-    def _command(self, connection: sa.Connection, command: str, rank: int = 0) -> None:
-        connection.exec_driver_sql(f"INSERT INTO {self._index}({self._index}, rank) VALUES(?, ?)", (command, rank))
+    def _command(self, connection: sqlite3.Connection, command: str, rank: int = 0) -> None:
+        connection.execute(f"INSERT INTO {self._index}({self._index}, rank) VALUES(?, ?)", (command, rank))
 
 
 def quoted(name: str) -> str:
     """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def marks(values: Sequence[object]) -> str:
+    """Return the marks of these values in a statement, for ``IN``."""
+    return f"({', '.join('?' * len(values))})"
 
 
 # The SQLite dialect of ``Sql``.
@@ -346,8 +343,10 @@ class SQLite(Dialect):
     def place(self, url: sa.URL) -> str:
         return url.set(drivername="sqlite", password=None, query={}).render_as_string()
 
-    def prepare(self, url: sa.URL, layout: Layout, full_text: tuple[str, ...], where: str) -> None:
-        engine = make_engine(url)
+    def prepare(self, url: str, layout: Layout, full_text: tuple[str, ...], where: str) -> None:
+        if self._is_prepared(url, layout, full_text, where):
+            return
+        engine = make_engine(sa.make_url(url))
         prepare(engine)
         with engine.connect() as connection, connection.begin():
             is_new = layout.create(connection, where)
@@ -355,13 +354,44 @@ class SQLite(Dialect):
                 sqlite_vectors.prepare(connection, layout, is_new, where)
             if not full_text:
                 return
-            index = FullText.of(connection, layout.table)
+            driver = driver_of(connection)
+            index = FullText.of(driver, layout.table)
             if index is None:
-                FullText(layout.table, full_text).create(connection)
+                FullText(layout.table, full_text).create(driver)
             elif index.columns != full_text:
                 raise index_mismatch(where, index.columns, full_text, f"DROP TABLE {layout.table}{SUFFIX}")
 
-    def writer(self, url: sa.URL, layout: Layout, name: str) -> SqliteWriter:
+    def _is_prepared(self, url: str, layout: Layout, full_text: tuple[str, ...], where: str) -> bool:
+        """Return whether all that ``prepare`` makes is there, and can be written, as it is in most runs: SQLAlchemy
+        takes longer to load than all else of a small run.
+
+        Raises:
+            Misconfigured: see ``Layout.vector_note``.
+        """
+        path, table = databases.file_of(url), layout.table
+        if path is None or not os.path.isfile(path) or layout.appends:
+            return False
+        with closing(open_to_write(url)) as database:
+            if database.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                return False
+            database.execute("BEGIN IMMEDIATE")
+            there = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            columns = database.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
+            names, key = {column[1].lower() for column in columns}, [column[1] for column in columns if column[5]]
+            if not there >= {table, table + TOMBSTONES, IDENTITIES, WRITERS} or key != [layout.key]:
+                return False
+            notes = dict(database.execute(f"SELECT name, id FROM {IDENTITIES}"))
+            noted = {name: notes.get(f"{table}#{name}") for name in layout.vectors}
+            index = FullText.of(database, table)
+            return (
+                table in notes
+                and names.issuperset(map(str.lower, layout.names))
+                and {*layout.vectors} <= {*sqlite_vectors.columns_of(database.execute, table)}
+                and all(note == layout.vector_note(name, note, where) for name, note in noted.items())
+                and (not full_text or (index is not None and index.columns == full_text))
+            )
+
+    def writer(self, url: str, layout: Layout, name: str) -> SqliteWriter:
         return SqliteWriter(url, layout, name)
 
     def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
@@ -417,9 +447,7 @@ class SQLite(Dialect):
                 yield database
             return
         with self.open_reader(sa.make_url(url)).connect() as connection:
-            driver = connection.connection.driver_connection
-            assert isinstance(driver, sqlite3.Connection)
-            yield driver
+            yield driver_of(connection)
 
     def _explain(self, cause: BaseException, where: str) -> DeliveryError | None:
         if isinstance(cause, OverflowError):
@@ -467,7 +495,7 @@ class SQLite(Dialect):
         return reader(url if path.startswith("file:") else _readable_url(url, path), connect)
 
     def is_indexed(self, connection: sa.Connection, table: str) -> bool:
-        return FullText.of(connection, table) is not None
+        return FullText.of(driver_of(connection), table) is not None
 
     def find(
         self,
@@ -517,6 +545,31 @@ CACHE_BYTES: Final = 64 * MIB
 
 WAL_BYTES: Final = 64 * MIB
 """Size at which the log is copied into the database: pages that many chunks change are then copied only once."""
+
+
+def driver_of(connection: sa.Connection) -> sqlite3.Connection:
+    """Return the driver's own connection."""
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    return driver
+
+
+def open_to_write(url: str) -> sqlite3.Connection:
+    """Open a database to write it, without SQLAlchemy if that is not needed to understand its URL: it takes longer to
+    load than to write a few rows."""
+    options: dict[str, Any] = {"isolation_level": None, "check_same_thread": False}
+    if (path := databases.file_of(url)) is not None:
+        connection = sqlite3.connect(path, BUSY_TIMEOUT_S, **options)
+    else:
+        parsed = sa.make_url(url)
+        arguments, own = parsed.get_dialect()().create_connect_args(parsed)
+        connection = sqlite3.connect(*arguments, **{**own, **options, **_timeout_options(parsed)})
+    try:
+        _set_up_session(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def make_engine(url: sa.URL) -> sa.Engine:
@@ -570,7 +623,7 @@ def _timeout_options(url: sa.URL) -> dict[str, float]:
     return {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}
 
 
-def _set_up_session(connection: sqlite3.Connection, _record: Any) -> None:
+def _set_up_session(connection: sqlite3.Connection, _record: object = None) -> None:
     for pragma in (
         # Every commit waits for the disk: our own "delivered" must not survive a power cut that the rows do not.
         "synchronous = FULL",
@@ -587,9 +640,9 @@ def _begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def read_schema(connection: sa.Connection) -> int:
+def read_schema(connection: sqlite3.Connection) -> int:
     """Return a number that changes whenever anybody creates, changes or drops a table or an index."""
-    return int(connection.exec_driver_sql("PRAGMA schema_version").scalar_one())
+    return int(connection.execute("PRAGMA schema_version").fetchone()[0])
 
 
 def prepare(engine: sa.Engine) -> None:
@@ -600,8 +653,7 @@ def prepare(engine: sa.Engine) -> None:
     if not path.startswith("file:") and not os.path.isdir(folder):
         raise Misconfigured(f"{path}: there is no folder {folder}. Make it, or correct the URL, then run again.")
     with engine.connect() as connection:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, sqlite3.Connection)
+        driver = driver_of(connection)
         _retry_while_locked(lambda: _enable_wal(driver))
 
 
@@ -669,14 +721,10 @@ class Statements:
     def __init__(self, layout: Layout, numbered: bool) -> None:
         self._layout = layout
         self._numbered = numbered
-        documents = layout.documents
-        if numbered:
-            documents = documents.to_metadata(sa.MetaData())
-            documents.append_column(sa.Column(ROW, sa.Integer()))
-        insert = _insert(documents).on_conflict_do_nothing(index_elements=[layout.key])
-        self.insert = _compile(insert)
-        self.upsert = _compile(_upsert(documents, [name for name in layout.names if name != layout.key]))
-        self.put_tombstones = _compile(_upsert(layout.tombstones, ["sequence", "delivery_hash"]))
+        names = [*layout.names, ROW] if numbered else layout.names
+        self.insert = f"{_insert(layout.table, names)} ON CONFLICT ({layout.key}) DO NOTHING"
+        self.upsert = _upsert(layout.table, names, layout.key)
+        self.put_tombstones = _upsert(layout.table + TOMBSTONES, ("id", "sequence", "delivery_hash"), "id")
 
     def rows(self, chunk: list[Delivery], first: int = 0) -> Iterator[tuple[Any, ...]]:
         """Yield the parameters of ``insert`` and ``upsert``, numbered from ``first``.
@@ -688,22 +736,12 @@ class Statements:
         return ((*row, number) for number, row in enumerate(rows, first)) if self._numbered else rows
 
 
-def _insert(table: sa.Table) -> Insert:
-    from sqlalchemy.dialects.sqlite import insert
-
-    return insert(table)
+def _insert(table: str, names: Sequence[str]) -> str:
+    return f"INSERT INTO {quoted(table)} ({', '.join(map(quoted, names))}) VALUES {marks(names)}"
 
 
-def _upsert(table: sa.Table, replaced: list[str]) -> Insert:
-    insert = _insert(table)
-    changes: dict[str, Any] = {name: insert.excluded[name] for name in replaced}
-    if ROW in table.columns:  # a row keeps its number
-        changes[ROW] = sa.func.coalesce(table.c[ROW], insert.excluded[ROW])
-    return insert.on_conflict_do_update(index_elements=[column.name for column in table.primary_key], set_=changes)
-
-
-def _compile(statement: Insert) -> str:
-    """Return SQL with a ``?`` for each column, in their order, as the driver's ``executemany`` needs it."""
-    from sqlalchemy.dialects import sqlite
-
-    return str(statement.compile(dialect=sqlite.dialect(paramstyle="qmark")))
+def _upsert(table: str, names: Sequence[str], key: str) -> str:
+    changes = [f"{quoted(name)} = excluded.{quoted(name)}" for name in names if name not in (key, ROW)]
+    if ROW in names:  # a row keeps its number
+        changes.append(f"{ROW} = coalesce({quoted(table)}.{ROW}, excluded.{ROW})")
+    return f"{_insert(table, names)} ON CONFLICT ({key}) DO UPDATE SET {', '.join(changes)}"

@@ -59,16 +59,15 @@ class VectorTable:
         self._insert = f"INSERT INTO {self._table} ({names}) VALUES ({', '.join('?' * (len(self._fields) + 1))})"
 
     @classmethod
-    def of(cls, connection: sa.Connection, layout: Layout) -> VectorTable | None:
+    def of(cls, connection: sqlite3.Connection, layout: Layout) -> VectorTable | None:
         """Return the table of vectors beside the layout's; None if there is none."""
-        columns = columns_of(connection.exec_driver_sql, layout.table)
+        columns = columns_of(connection.execute, layout.table)
         return cls(layout, columns) if columns else None
 
-    def insert(self, connection: sa.Connection, deliveries: Iterable[Delivery]) -> None:
+    def insert(self, connection: sqlite3.Connection, deliveries: Iterable[Delivery]) -> None:
         """Insert the vectors of deliveries whose ids have none."""
         if self._fields:
-            cursor = connection.connection.cursor()
-            cursor.executemany(self._insert, self._rows(deliveries))  # type: ignore[arg-type]  # any iterable does
+            connection.executemany(self._insert, self._rows(deliveries))
 
     def _rows(self, deliveries: Iterable[Delivery]) -> Iterator[tuple[str | bytes | None, ...]]:
         for delivery in deliveries:
@@ -76,12 +75,10 @@ class VectorTable:
             if vectors:
                 yield (delivery.id, *map(vectors.get, self._fields))
 
-    def delete(self, connection: sa.Connection, ids: Iterable[str]) -> None:
-        statement = sa.text(f"DELETE FROM {self._table} WHERE id IN :ids").bindparams(
-            sa.bindparam("ids", expanding=True)
-        )
+    def delete(self, connection: sqlite3.Connection, ids: Iterable[str]) -> None:
+        """Delete the vectors of these ids."""
         for some in slices(ids, _IDS):
-            connection.execute(statement, {"ids": some})
+            connection.execute(f"DELETE FROM {self._table} WHERE id IN ({', '.join('?' * len(some))})", tuple(some))
 
 
 def columns_of(execute: Callable[[str], Iterable[Any]], table: str) -> list[str]:

@@ -1,7 +1,8 @@
 """A fork server: a process that has loaded the modules of children, and opened nothing; each child is forked from it.
 
-It is started, not forked, when a process needs its first child, and ends with that process. It has one thread: a fork
-copies the locks that other threads hold, and nobody would release them in the copy.
+It ends with the process that needs it. It has one thread: a fork copies the locks that other threads hold, and nobody
+would release them in the copy. So it is started, not forked, when a process needs its first child; only the command
+forks it, at its own start, when it has one thread, too, and needs the same modules.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ctypes
 import errno
 import gc
 import importlib
+import io
 import os
 import signal
 import socket
@@ -19,8 +21,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol, TextIO
 
 from ferryman.errors import NoChild
 
@@ -52,19 +54,37 @@ _ALIVE: Final = -1
 _ANSWER: Final = struct.Struct("<i")
 
 
+class _Process(Protocol):
+    """Process with the methods of ``Popen`` that a fork server needs."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int | None: ...
+
+
 class ForkServer:
     """Forks children, kills and reaps them. Threads may share it.
 
     Args:
         environment: environment variables of the children; None: those of this process when a child starts.
+        start: starts its process; None: ``start_process``.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        start: Callable[[int, Mapping[str, str]], _Process] | None = None,
+    ) -> None:
         self._environment = environment
         self._lock = threading.Lock()
         self._socket, server_socket = socket.socketpair()
         with server_socket:
-            self._process = start_process(server_socket.fileno(), self.environment())
+            self._process: _Process = (start or start_process)(server_socket.fileno(), self.environment())
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of a child that starts now."""
@@ -146,6 +166,82 @@ def start_process(descriptor: int, environment: Mapping[str, str]) -> subprocess
     )
 
 
+class ForkedProcess:
+    """A child that was forked from this process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._lock = threading.Lock()
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._wait(0)
+
+    def kill(self) -> None:
+        with self._lock:
+            if self._status is None:  # else the id may be another's
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _wait(self, options: int) -> int | None:
+        with self._lock:
+            if self._status is None:
+                try:
+                    ended, status = os.waitpid(self.pid, options)
+                except ChildProcessError:  # some code here has waited for all children
+                    ended, status = self.pid, 0
+                if ended:
+                    self._status = status
+            return self._status
+
+
+def fork_process(descriptor: int, environment: Mapping[str, str]) -> ForkedProcess:
+    """Fork a process that answers requests as one does that ``start_process`` starts, from this one, which has a single
+    thread and loads the modules first.
+
+    Raises:
+        OSError: it cannot be forked.
+    """
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(ONE_THREAD)
+    _load(preloaded)
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    atexit.register(gc.unfreeze)  # some modules complain of what they have at the end
+    pid = os.fork()
+    if pid:
+        return ForkedProcess(pid)
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _forget_parent(descriptor)
+        os.environ.update(environment)
+        main(descriptor, ())
+    finally:
+        os._exit(1)
+
+
+def _forget_parent(descriptor: int) -> None:  # pragma: no cover - another process
+    """Make a forked process like a started one: it has this descriptor, nothing to read, and no buffers for what its
+    children print."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # a command's output may be for a program
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+    sys.stdout, sys.stderr = _without_buffer(sys.stdout), _without_buffer(sys.stderr)
+    sys.modules["__main__"] = sys.modules[__name__]  # who starts a process of Python in a step would run the command
+    sys.argv[:] = [str(__file__), str(descriptor)]
+
+
+def _without_buffer(stream: TextIO) -> TextIO:  # pragma: no cover - another process
+    file = io.FileIO(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(file, stream.encoding, stream.errors, write_through=True)
+
+
 _servers: Final[dict[int, ForkServer]] = {}
 _locks: Final[dict[int, threading.Lock]] = {}
 """By process id, so that a forked copy does not use its parent's."""
@@ -165,10 +261,22 @@ _idle: Final[dict[int, ForkServer]] = {}
 
 
 def start_ahead() -> None:
-    """Start a fork server that ``take_server`` will return: it loads its modules while this process loads its own."""
+    """Start a fork server that ``take_server`` will return; for a command that has loaded and opened nothing yet.
+
+    It is forked if hashes here are those of children. Otherwise it loads its modules while this process loads its own.
+    """
     if os.getpid() not in _idle:
+        is_given = "PYTHONHASHSEED" in os.environ and not sys.flags.ignore_environment
+        is_seeded = is_given or not sys.flags.hash_randomization
         with contextlib.suppress(OSError):  # who needs one reports it
-            give_back(ForkServer())
+            give_back(ForkServer(start=fork_process if is_seeded and _has_one_thread() else None))
+
+
+def _has_one_thread() -> bool:
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
 
 
 def take_server(environment: Mapping[str, str]) -> ForkServer:
@@ -219,13 +327,21 @@ def _die_with_parent(parent: int) -> None:  # pragma: no cover - the child
         os._exit(0)
 
 
+def _load(modules: Iterable[str]) -> None:
+    """Load modules without a look for garbage, of which they make none, and let nobody look through what they have
+    made: that would copy it in each child."""
+    gc.disable()
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+
+
 def main(descriptor: int, modules: Iterable[str]) -> None:  # pragma: no cover - another process
     """Run the fork server, with these modules loaded, until its connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it may be ignored, as inherited from a worker
-    for module in modules:
-        importlib.import_module(module)
-    gc.freeze()  # what modules have made is not garbage: no child has to look through it
+    _load(modules)
     with socket.socket(fileno=descriptor) as connection:
         while True:
             request, descriptors, _, _ = socket.recv_fds(connection, _REQUEST.size, 3)

@@ -20,7 +20,7 @@ from ferryman.records.families import Published, encode_published
 from ferryman.records.rows import OUTBOX, OUTBOX_CONTENT, OUTBOX_PARTITION, is_due_sql, table_of
 from ferryman.storage import parquet
 from ferryman.storage.files import local_path
-from ferryman.storage.parquet import RowGroups, uncompressed_bytes
+from ferryman.storage.parquet import RowGroups, number_array, uncompressed_bytes
 from ferryman.storage.query import (
     HashFilter,
     PartitionFiles,
@@ -288,7 +288,7 @@ class SourceComparison:
         partitions = PartitionFiles(self._folder, name, schema, parts)
         for batch in batches:
             is_candidate = self._candidates.hashes.contains(batch.column(0).to_numpy())
-            rows = batch.filter(pa.array(is_candidate))
+            rows = batch.take(number_array(np.flatnonzero(is_candidate)))
             partitions.add(rows, partition_of(rows.column(0).to_numpy(), parts))
         partitions.close()
         return partitions
@@ -650,7 +650,7 @@ class SourceOrder:
             return
         columns = (compared[name].to_numpy() for name in ("place", "clash"))
         order = np.lexsort(tuple(columns))
-        compared = compared.combine_chunks().take(pa.array(order))
+        compared = compared.combine_chunks().take(number_array(order))
         place, clash = compared["place"].to_numpy(), compared["clash"].to_numpy()
         number = np.searchsorted(self._starts, place, side="right") - 1
         ends = np.flatnonzero(np.append((np.diff(number) != 0) | (clash[1:] != clash[:-1]), True)) + 1
