@@ -23,9 +23,17 @@ from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.engine.targets import ask_target
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
 from ferryman.observe import Observer, default_observer
-from ferryman.plan import DestinationNode, Flow, JoinNode, NotifyTarget, Plan, SourceNode, logs_read
-from ferryman.plan.nodes import remembering_steps
-from ferryman.plan.paths import Joint
+from ferryman.plan import (
+    DestinationNode,
+    Flow,
+    JoinNode,
+    Joint,
+    NotifyTarget,
+    Plan,
+    SourceNode,
+    logs_read,
+    remembering_steps,
+)
 from ferryman.records.rows import Status, named_statuses
 from ferryman.sources.base import Retained
 from ferryman.sources.log import Log

@@ -15,9 +15,7 @@ from ferryman.engine.deliver.sending import context_of
 from ferryman.engine.target_look import TargetLook, Verified, known_targets, look_at_target, record_results
 from ferryman.errors import DeliveryError, UsageError
 from ferryman.operations import Retried, existing_state, submit_command
-from ferryman.plan import DestinationNode, Plan, keyed_nodes
-from ferryman.plan.keyed import read_once_sources
-from ferryman.plan.paths import nodes_by_target, target_of
+from ferryman.plan import DestinationNode, Plan, keyed_nodes, nodes_by_target, read_once_sources, target_of
 from ferryman.state.commands import ADOPT, REPAIR, Command, current_user
 from ferryman.state.state import State, sender_of
 from ferryman.state.targets import settle_targets

@@ -36,8 +36,15 @@ from ferryman.account.relations import (
 )
 from ferryman.account.snapshot import EndedRow, Snapshot, SnapshotUnusable, WaveCounts
 from ferryman.errors import EngineError, StateDamaged, UsageError
-from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node, logs_read, sources_of
-from ferryman.plan.nodes import remembering_steps
+from ferryman.plan import (
+    Plan,
+    SourceNode,
+    destinations_of_sources,
+    errors_node,
+    logs_read,
+    remembering_steps,
+    sources_of,
+)
 from ferryman.records.rows import (
     COUNTING_COLUMNS,
     DOCUMENTS,

@@ -19,8 +19,7 @@ from ferryman.dashboard.cells import command_of
 from ferryman.dashboard.places import PlanPlace, describe_error
 from ferryman.dashboard.web import FRESH_S, PAGE_ROWS, NotFound, WebPage
 from ferryman.errors import FerrymanError
-from ferryman.plan import Plan, keyed_nodes
-from ferryman.plan.paths import target_of
+from ferryman.plan import Plan, keyed_nodes, target_of
 from ferryman.plan.picture import svg
 from ferryman.plan.picture.textual import type_name
 from ferryman.records.keys import KeyStates

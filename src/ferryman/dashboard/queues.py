@@ -17,9 +17,8 @@ from ferryman.dashboard.places import FlowPlace, IntakePlace, PlanPlace, QueuePl
 from ferryman.dashboard.plans import COUNTS, svg_response, totals, version_of
 from ferryman.dashboard.web import PAGE_ROWS, NotFound, WebPage
 from ferryman.errors import FerrymanError, UsageError
-from ferryman.intake import Batch, Job, JobQueue, overview
+from ferryman.intake import AccessState, Batch, BatchState, Job, JobQueue, JobState, overview
 from ferryman.intake.audit import without_secrets
-from ferryman.intake.states import AccessState, BatchState, JobState
 from ferryman.plan.picture import svg
 from ferryman.queues import Queue
 

@@ -20,8 +20,7 @@ from ferryman.engine.tasks import LogSplit, TaskSplit
 from ferryman.engine.transform.calls import signals_interrupt
 from ferryman.engine.transform.task import TaskProcessing, Transform
 from ferryman.errors import WorkerDied
-from ferryman.plan import Plan
-from ferryman.plan.nodes import remembering_steps
+from ferryman.plan import Plan, remembering_steps
 from ferryman.remembered.answers import KEY_BYTES
 from ferryman.storage import files
 

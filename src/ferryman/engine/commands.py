@@ -22,8 +22,7 @@ from ferryman.account.relations import Filter
 from ferryman.destinations.base import Guarantee
 from ferryman.engine.commit import commit_wave
 from ferryman.engine.settle import in_process, settle
-from ferryman.plan import DestinationNode, Plan, keyed_nodes, logs_read
-from ferryman.plan.keyed import read_once_sources
+from ferryman.plan import DestinationNode, Plan, keyed_nodes, logs_read, read_once_sources
 from ferryman.records.families import (
     FailedMember,
     MissingDelivery,

@@ -28,8 +28,7 @@ from ferryman.engine.transform.reader import version_of
 from ferryman.errors import BadDocument, UsageError
 from ferryman.mirror.tables import DOC_HASH, STATUS, keyspace_of
 from ferryman.net.cassandra import CassandraServers, Connection
-from ferryman.plan import Plan, SourceNode, sources_of
-from ferryman.plan.paths import End, ends
+from ferryman.plan import End, Plan, SourceNode, ends, sources_of
 from ferryman.records.families import (
     FailedMember,
     MissingDelivery,

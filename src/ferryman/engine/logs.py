@@ -22,8 +22,16 @@ from ferryman.engine.tasks import EntryRange, HeldEntry, LogBatch, LogSplit
 from ferryman.errors import Misconfigured, StateLost, Unavailable, UsageError, message_of
 from ferryman.limits import plural
 from ferryman.observe import WARNING
-from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_of_versions, logs_read
-from ferryman.plan.keyed import read_once_sources, upstream_sources
+from ferryman.plan import (
+    ExportsNode,
+    SourceNode,
+    errors_node,
+    keyed_nodes,
+    logs_of_versions,
+    logs_read,
+    read_once_sources,
+    upstream_sources,
+)
 from ferryman.records.keys import lane_number, lanes, place_id, place_of
 from ferryman.records.rows import ORDINAL_STEPS, STOPS, Status, events, now_us, wait_s
 from ferryman.sources.log import Log, Piece, Positions, SparkAccess

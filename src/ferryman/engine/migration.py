@@ -31,10 +31,11 @@ from ferryman.plan import (
     keyed_nodes,
     logs_of_versions,
     logs_read,
+    read_once_sources,
     sources_of,
     structure,
+    upstream_sources,
 )
-from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.plan.structure import DELIVERED_KINDS, Structure, is_version, keyed_node_names, reachable_destinations
 from ferryman.records.families import was_published_sql
 from ferryman.records.keys import FOLDER, FORGOTTEN, PUBLISHED, feed_id, lanes, place_id

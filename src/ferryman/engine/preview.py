@@ -43,8 +43,17 @@ from ferryman.engine.transform.remembering import not_called_message
 from ferryman.engine.transform.task import TaskProcessing, Transform
 from ferryman.errors import BadDocument, EngineError, PlanChanged, UsageError, WorkerDied, message_of
 from ferryman.observe import Observer, Silent
-from ferryman.plan import DestinationNode, Flow, Plan, changes, logs_of_versions, logs_read, sources_of, structure
-from ferryman.plan.nodes import remembering_steps
+from ferryman.plan import (
+    DestinationNode,
+    Flow,
+    Plan,
+    changes,
+    logs_of_versions,
+    logs_read,
+    remembering_steps,
+    sources_of,
+    structure,
+)
 from ferryman.records.rows import EVENT_OF_ROW, LEDGER, Status, now_us, table_of
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Log

@@ -9,8 +9,7 @@ from hashlib import blake2b
 from typing import Final, NamedTuple, TypeVar
 
 from ferryman.errors import EngineError, StateFolderError, plain_text
-from ferryman.plan import StepNode
-from ferryman.plan.nodes import remembering_steps
+from ferryman.plan import StepNode, remembering_steps
 from ferryman.plan.structure import is_version, structure
 from ferryman.remembered.log import LogName
 from ferryman.remembered.upkeep import FORGET, StoreKeeper, store_of

@@ -24,8 +24,7 @@ from ferryman.destinations.base import Destination, Stored, slices
 from ferryman.document import Operation
 from ferryman.engine.deliver.sending import context_of
 from ferryman.errors import DeliveryError, StateDamaged, Unavailable, message_of
-from ferryman.plan import DestinationNode, Plan
-from ferryman.plan.paths import nodes_by_target, target_of
+from ferryman.plan import DestinationNode, Plan, nodes_by_target, target_of
 from ferryman.records.rows import hasher
 from ferryman.state.commands import ExtraRecord
 from ferryman.state.state import sender_of

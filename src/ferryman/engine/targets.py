@@ -19,8 +19,7 @@ from ferryman.engine.deliver.sending import context_of
 from ferryman.engine.deliver.turn import Hung, ThreadCaller
 from ferryman.engine.target_look import TargetLook
 from ferryman.errors import DeliveryError, StateDamaged, unless_interrupt
-from ferryman.plan import DestinationNode
-from ferryman.plan.paths import nodes_by_target, target_of
+from ferryman.plan import DestinationNode, nodes_by_target, target_of
 from ferryman.records.rows import LEDGER, ORDINAL_STEPS, RANGE, STALE, Status
 from ferryman.state.state import State, sender_of
 from ferryman.state.targets import AHEAD, BEHIND, Probe, Target, load_targets, save_targets

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
-from ferryman.plan import Plan, logs_read
-from ferryman.plan.paths import destinations_of_sources
+from ferryman.plan import Plan, destinations_of_sources, logs_read
 from ferryman.records.families import (
     STALE,
     FailedMember,

@@ -1,6 +1,7 @@
 """Plans and flows, as frozen data."""
 
 from ferryman.plan.flow import Flow
+from ferryman.plan.keyed import read_once_sources, upstream_sources
 from ferryman.plan.nodes import (
     AltsNode,
     CalledNode,
@@ -16,6 +17,7 @@ from ferryman.plan.nodes import (
     StepNode,
     find_source,
     keyed_nodes,
+    remembering_steps,
     sources_of,
 )
 from ferryman.plan.paths import (
@@ -28,6 +30,7 @@ from ferryman.plan.paths import (
     errors_node,
     logs_of_versions,
     logs_read,
+    nodes_by_target,
     sources_read,
     successors,
     target_of,
@@ -67,9 +70,13 @@ __all__ = [
     "keyed_nodes",
     "logs_of_versions",
     "logs_read",
+    "nodes_by_target",
+    "read_once_sources",
+    "remembering_steps",
     "sources_of",
     "sources_read",
     "structure",
     "successors",
     "target_of",
+    "upstream_sources",
 ]

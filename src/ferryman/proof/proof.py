@@ -17,10 +17,16 @@ from typing import Any, Final
 from ferryman.destinations.base import Destination
 from ferryman.errors import UsageError
 from ferryman.limits import MIB
-from ferryman.plan import DestinationNode, KeyedNode, Plan, SourceNode, StepNode
+from ferryman.plan import (
+    DestinationNode,
+    KeyedNode,
+    Plan,
+    SourceNode,
+    StepNode,
+    destinations_of_sources,
+    read_once_sources,
+)
 from ferryman.plan.calls import dumps
-from ferryman.plan.keyed import read_once_sources
-from ferryman.plan.paths import destinations_of_sources
 from ferryman.proof import broken as rules
 from ferryman.proof.builtin import make_plan
 from ferryman.proof.comparison import Delivered, Findings, RoundComparison

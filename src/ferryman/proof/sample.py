@@ -19,8 +19,7 @@ from ferryman.errors import BadDocument, Unavailable, UsageError
 from ferryman.limits import MIB
 from ferryman.plan import AltsNode, JoinNode, Plan, SourceNode
 from ferryman.proof.faults import Effects
-from ferryman.sources import DataFrame
-from ferryman.sources.base import Fetched, Listed, Source
+from ferryman.sources import DataFrame, Fetched, Listed, Source
 from ferryman.sources.log import Entry, Log, Piece, Positions
 
 VERSIONS: Final = 2

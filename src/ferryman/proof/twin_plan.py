@@ -9,17 +9,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from ferryman.destinations import Destination
 from ferryman.destinations import Queue as QueueDestination
-from ferryman.destinations.base import Destination
-from ferryman.plan import AltsNode, DestinationNode, JoinNode, KeyedNode, Plan, Policy, SourceNode, StepNode
-from ferryman.plan.nodes import ExportsNode, Node
+from ferryman.plan import (
+    AltsNode,
+    DestinationNode,
+    ExportsNode,
+    JoinNode,
+    KeyedNode,
+    Node,
+    Plan,
+    Policy,
+    SourceNode,
+    StepNode,
+)
 from ferryman.proof.faults import Effects, PlannedFault, node_effects
 from ferryman.proof.sample import DrawnSource, Sample, SampleLog, SampleSource
 from ferryman.proof.steps import observe
 from ferryman.proof.twins import Misbehaviour, make_twin, wrap
 from ferryman.queues import Queue as DurableQueue
-from ferryman.sources import Queue
-from ferryman.sources.base import Source
+from ferryman.sources import Queue, Source
 from ferryman.sources.log import Alternating, Entry, Joined, Log
 
 MISBEHAVIOURS: Final[Mapping[str, Misbehaviour]] = {

@@ -36,8 +36,7 @@ from ferryman.destinations.base import (
 )
 from ferryman.errors import FerrymanError
 from ferryman.net import databases
-from ferryman.plan import DestinationNode
-from ferryman.plan.paths import target_of
+from ferryman.plan import DestinationNode, target_of
 from ferryman.proof.faults import Effects
 
 ARRIVALS: Final = "arrivals.jsonl"

@@ -19,8 +19,7 @@ from ferryman.engine.keyed.update import KeyRange, KeyReport, UpdateKeys
 from ferryman.engine.runner.base import PickledPlan, Runner, run_isolating
 from ferryman.engine.send_order import rows_behind, send_orders
 from ferryman.errors import WorkerDied
-from ferryman.plan import KeyedNode, errors_node, keyed_nodes
-from ferryman.plan.keyed import upstream_sources
+from ferryman.plan import KeyedNode, errors_node, keyed_nodes, upstream_sources
 from ferryman.records.keys import BUCKETS, key_file
 from ferryman.records.rows import wait_of_file_s
 from ferryman.sources import Log

@@ -29,12 +29,7 @@ from ferryman.engine.transform.calls import CallScope, DocumentStream, ReturnChe
 from ferryman.engine.transform.compiled_nodes import CompiledNode, End, compile_nodes, join_routes, nodes_below
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text, safe_repr, unless_interrupt
-from ferryman.plan import (
-    Plan,
-    StepNode,
-    find_source,
-)
-from ferryman.plan.keyed import read_once_sources
+from ferryman.plan import Plan, StepNode, find_source, read_once_sources
 from ferryman.records.families import FailedMember, MissingDelivery, ancestry, parent_of
 
 # Values that a walk works with, and the sink that receives its deliveries.
