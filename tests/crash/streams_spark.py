@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
+import pyspark.sql  # noqa: F401 - else each driver loads it
+from pyspark import SparkConf
+from pyspark.java_gateway import launch_gateway
 
 from ferryman import crash, limits
 from ferryman.engine.run import Run
 from ferryman.engine.runner.base import Runner
+from ferryman.engine.runner.class_sharing import java_options
 from ferryman.engine.runner.sessions import start
 from ferryman.engine.runner.spark import SparkRunner
 from ferryman.engine.settings import RunSettings
@@ -45,10 +47,10 @@ class Job(msgspec.Struct):
 
 def keep_jvm(file: Path) -> None:
     """Start a JVM of Spark, write into a file how drivers find it, and keep it until this process ends."""
-    session = start(MASTER, SETTINGS, "streamed")
-    gateway = session.sparkContext._gateway.gateway_parameters
-    found = {"PYSPARK_GATEWAY_PORT": str(gateway.port), "PYSPARK_GATEWAY_SECRET": gateway.auth_token}
-    session.stop()
+    options = {**SETTINGS, "spark.driver.extraJavaOptions": java_options("", queries=True)}
+    gateway = launch_gateway(SparkConf(loadDefaults=False).setAll([*options.items()]))  # which holds the JVM
+    parameters = gateway.gateway_parameters
+    found = {"PYSPARK_GATEWAY_PORT": str(parameters.port), "PYSPARK_GATEWAY_SECRET": parameters.auth_token}
     temporary = file.with_suffix(".new")
     temporary.write_bytes(msgspec.json.encode(found))
     temporary.rename(file)
@@ -82,13 +84,13 @@ def work(job: Job) -> None:
 def end_session_before() -> None:
     """End the queries and the session of a driver that was killed: its JVM, which would have ended with it, is used
     again."""
-    SparkContext._ensure_initialized()
-    jvm: Any = SparkContext._jvm
-    found = SparkSession._get_j_spark_session_class(jvm).getDefaultSession()
+    gateway = launch_gateway()
+    found = gateway.jvm.org.apache.spark.sql.classic.SparkSession.getDefaultSession()
     if found.isDefined() and not found.get().sparkContext().isStopped():
         for query in found.get().streams().active():
             query.stop()
         found.get().stop()
+    gateway.close()
 
 
 def run(job: streams.Job, runner: Runner) -> None:

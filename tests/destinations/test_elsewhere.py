@@ -358,7 +358,9 @@ def test_lines_in_a_bucket_are_whole_after_a_kill(
     child.kill()
     child.join(120)
     assert child.exitcode == -signal.SIGKILL
-    for data in shown(where).values():
+    found = shown(where)
+    assert ".ferryman-id" in found
+    for data in [data for name, data in found.items() if name != ".ferryman-id"]:
         ids = [json.loads(line)["id"] for line in data.splitlines()]
         assert len(ids) == 50
         assert len({id.partition("-")[0] for id in ids}) == 1

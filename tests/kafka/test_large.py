@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.kafka_topics import Topics
 
-MANY = int(os.environ.get("MESSAGES", "10_000_000"))
+MANY = int(os.environ.get("MESSAGES", "10000000"))
 PARTITIONS = 4
 KEYS = 1000
 

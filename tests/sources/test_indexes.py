@@ -417,8 +417,8 @@ def test_a_field_that_the_target_refuses(engine: Engine, place: Path) -> None:
     summary = run_plan(plan, place / "state")
     assert (summary.delivered, summary.failed, set(new.documents())) == (2, 1, {"good", long})
     [failed] = account.deliveries(state_root(plan, place / "state"), plan=plan, status="failed")
-    assert failed["doc_id"] == "bad"
-    assert "year" in failed["message"]
+    assert failed["document"] == "bad"
+    assert "year" in failed["message"], failed
     engine.there.put({"bad": {"year": "1601"}})
     assert run_plan(plan, place / "state").exit == 0
     assert {id: each["year"] for id, each in new.documents().items()} == {"good": "1599", "bad": "1601", long: "1600"}
