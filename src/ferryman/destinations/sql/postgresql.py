@@ -482,7 +482,10 @@ class PostgreSQL(Dialect):
             connection.execute(lock, {"locks": LOCKS, "table": layout.table})
             if layout.vectors:
                 pgvector.locate(connection, layout, where, create=True)
-            if not layout.create(connection, where) and layout.vectors:
+            is_new = layout.create(connection, where)
+            if not layout.appends:
+                _check_collations(connection, layout, where)
+            if not is_new and layout.vectors:
                 pgvector.check_columns(connection, layout, where)
             if columns:
                 self._index(connection, layout.table, columns, where)
@@ -586,6 +589,30 @@ class PostgreSQL(Dialect):
             built = pgvector.build_indexes(connection, layout, where)
         with server.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             return built + pgvector.reclaim_space(connection, layout)
+
+
+_EQUAL_IDS: Final = """
+SELECT collname FROM pg_attribute JOIN pg_collation ON pg_collation.oid = attcollation
+WHERE attrelid = to_regclass(:table) AND attname = 'id'
+    AND to_jsonb(pg_collation) ->> 'collisdeterministic' = 'false'
+"""
+"""SQL for the collation of a table's ids if different ids are equal in it. Servers before 12 have no such ones."""
+
+
+def _check_collations(connection: sa.Connection, layout: Layout, where: str) -> None:
+    """Check that existing tables tell all ids apart.
+
+    Raises:
+        Misconfigured: one does not; with the statement that changes it.
+    """
+    for suffix in ("", TOMBSTONES):
+        name = quoted_table(table := layout.table + suffix)
+        if collation := connection.scalar(sa.text(_EQUAL_IDS), {"table": name}):
+            raise Misconfigured(
+                f"{where}: {table}.id has the collation {collation}, for which some different ids are equal: those "
+                f'that differ in case or accents. ALTER TABLE {name} ALTER COLUMN id TYPE text COLLATE "C", or give '
+                "another table=, then run again."
+            )
 
 
 def _bytes(name: str) -> int:
