@@ -45,7 +45,7 @@ from ferryman.state.activity import describe_trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions, number_of_text
 from ferryman.state.state import SETTLED, SNAPSHOT, WAVE, State, missed_entries
 from ferryman.storage import parquet
-from ferryman.storage.query import gather, quote, quote_list, register, select_rows
+from ferryman.storage.query import gather, quote, quote_list, register, register_spooled, select_rows
 from ferryman.storage.tables import Table
 
 COUNTS: Final = tuple(DISPLAY_STATUSES)
@@ -177,10 +177,7 @@ class View:
 
     def register(self, name: str, rows: Path | pa.Table) -> None:
         """Make rows that ``query.spool`` has stored a view of this name."""
-        if isinstance(rows, Path):
-            self._db.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM read_parquet({quote(str(rows))})")
-        else:
-            self._db.register(name, rows)
+        register_spooled(self._db, name, rows)
 
     def _add(self, name: str, batches: Iterable[pa.RecordBatch], most: int = 1 << 62) -> bool:
         """Add batches to a temporary table; stop, and return False, if they have more rows than this."""

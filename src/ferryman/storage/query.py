@@ -154,6 +154,14 @@ def spool(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> P
     return path
 
 
+def register_spooled(db: duckdb.DuckDBPyConnection, name: str, rows: Path | pa.Table) -> None:
+    """Make rows that ``spool`` has stored a view of this name."""
+    if isinstance(rows, Path):
+        db.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM read_parquet({quote(str(rows))})")
+    else:
+        db.register(name, rows)
+
+
 def verify(paths: Iterable[Path]) -> None:
     """Verify the checksums of data files.
 
