@@ -558,13 +558,12 @@ def driver_of(connection: sa.Connection) -> sqlite3.Connection:
 def open_to_write(url: str) -> sqlite3.Connection:
     """Open a database to write it, without SQLAlchemy if that is not needed to understand its URL: it takes longer to
     load than to write a few rows."""
-    options: dict[str, Any] = {"isolation_level": None, "check_same_thread": False}
-    if (path := databases.file_of(url)) is not None:
-        connection = sqlite3.connect(path, BUSY_TIMEOUT_S, **options)
-    else:
+    path, options = databases.file_of(url), dict[str, Any]()
+    if path is None:
         parsed = sa.make_url(url)
-        arguments, own = parsed.get_dialect()().create_connect_args(parsed)
-        connection = sqlite3.connect(*arguments, **{**own, **options, **_timeout_options(parsed)})
+        [path], options = parsed.get_dialect()().create_connect_args(parsed)
+    options = {"timeout": BUSY_TIMEOUT_S, **options, "isolation_level": None, "check_same_thread": False}
+    connection: sqlite3.Connection = sqlite3.connect(path, **options)
     try:
         _set_up_session(connection)
     except BaseException:
