@@ -558,11 +558,12 @@ def driver_of(connection: sa.Connection) -> sqlite3.Connection:
 def open_to_write(url: str) -> sqlite3.Connection:
     """Open a database to write it, without SQLAlchemy if that is not needed to understand its URL: it takes longer to
     load than to write a few rows."""
-    path, options = databases.file_of(url), dict[str, Any]()
+    path = databases.file_of(url)
+    of_url: Mapping[str, Any] = {}
     if path is None:
         parsed = sa.make_url(url)
-        [path], options = parsed.get_dialect()().create_connect_args(parsed)
-    options = {"timeout": BUSY_TIMEOUT_S, **options, "isolation_level": None, "check_same_thread": False}
+        [path], of_url = parsed.get_dialect()().create_connect_args(parsed)
+    options: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S, **of_url, "isolation_level": None, "check_same_thread": False}
     connection: sqlite3.Connection = sqlite3.connect(path, **options)
     try:
         _set_up_session(connection)
