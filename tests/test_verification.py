@@ -6,7 +6,6 @@ import operator
 import shutil
 import signal
 import sqlite3
-import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from functools import partial
@@ -811,56 +810,6 @@ def test_an_export_of_a_key_that_is_lost_is_named(place: Path) -> None:
     assert "reads it only once" in lost.unrepairable[0][1]
     world.put("d", amount=1, **{"from": "x"})
     world.run(checked=False)
-    assert look(world).exit == 0
-
-
-class Late(Sql):
-    """A store that does not show each row at once: of each look at all of it, one is missing."""
-
-    def inventory(self, context: DestinationContext, ids: Any = None) -> Iterator[Stored]:
-        rows = super().inventory(context, ids)
-        if ids is None:
-            next(rows, None)
-        yield from rows
-
-
-@pytest.mark.rule("verify.second-look")
-def test_a_row_that_is_shown_at_the_second_look_is_there(place: Path) -> None:
-    """A search engine may show a row a moment later. No difference is reported or repaired."""
-    world = world_with(place, rows=Late(f"sqlite:///{place}/out.db"))
-    found = look(world, repair=True)
-    assert (found.exit, found.repaired) == (0, 0)
-    assert found.targets[0].counts is not None
-    assert found.targets[0].counts.expected == 120
-    in_database(place, "DELETE FROM documents")
-    assert look(world).exit == 3, "what is not there at the second look either is missing"
-
-
-@pytest.mark.rule("verify.second-look")
-def test_a_verification_beside_a_run_reports_nothing(place: Path) -> None:
-    """Documents are added, changed and deleted by runs in another thread, while everything is compared again and
-    again: rows, files and lines."""
-    world = world_with(place, rows=sql(place), lines=JsonLines(place / "lines"), files=Directory(place / "files"))
-    ended = threading.Event()
-    exits: list[int] = []
-
-    def run_often() -> None:
-        try:
-            for turn in range(5):
-                world.put("changing", f"new {turn}", text=f"text {turn}")
-                world.drop(f"new {turn - 1}")
-                exits.append(world.run(checked=False).exit)
-        finally:
-            ended.set()
-
-    thread = threading.Thread(target=run_often)
-    thread.start()
-    looks = [look(world)]
-    while not ended.is_set():
-        looks.append(look(world))
-    thread.join()
-    assert exits == [0] * 5
-    assert [found(each) for each in looks] == [[]] * len(looks)
     assert look(world).exit == 0
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from ferryman.account.relations import View
-from ferryman.destinations.base import Stored
+from ferryman.destinations.base import Stored, StoredColumns, StoredPages
 from ferryman.errors import Misconfigured, message_of
 from ferryman.records.rows import ORDINAL_STEPS, RANGE, STALE, Status
 from ferryman.state.commands import REPAIR
@@ -26,6 +28,8 @@ STORED: Final = pa.schema(
     ]
 )
 """Columns of a destination's inventory."""
+
+_UNIFORM: Final = ("intact", "source", "route")
 
 _BATCH: Final = 8_192
 """Records of an inventory that are in memory at a time."""
@@ -121,10 +125,25 @@ class Comparison:
         destinations: names of the nodes that write to the target.
         keyed: whether the target keeps one record per id.
         after: deliveries of this wave and of earlier ones are not expected.
+        ids: only documents with these ids; None: all.
+
+    Attributes:
+        differs: whether ``pair`` has found that anything differs.
     """
 
-    def __init__(self, view: View, destinations: Sequence[str], *, keyed: bool, after: int = 0) -> None:
+    def __init__(
+        self,
+        view: View,
+        destinations: Sequence[str],
+        *,
+        keyed: bool,
+        after: int = 0,
+        ids: Collection[str] | None = None,
+    ) -> None:
         self._view = view
+        self._is_partial = ids is not None
+        if ids is not None:
+            self._load_texts("wanted", id=ids)
         self._names = quote_list(destinations)
         self._keyed = keyed
         self._key, self._key_of_expected = ("id", "document") if keyed else ("hash", "hash")
@@ -134,9 +153,11 @@ class Comparison:
                 operation = 'upsert' AS is_upsert, coalesce(message, '') = '{STALE}' AS was_stale
             FROM ledger
             WHERE destination IN {self._names} AND {sent} AND wave > {after} AND NOT starts_with(version, '{RANGE}')
+                {"AND document IN (SELECT id FROM wanted)" if self._is_partial else ""}
         )"""
         self._only = _ONLY.format(arrived=self._arrived, kept="is_upsert" if keyed else "true")
-        self._expected, self._stored = "", "stored"
+        self._expected, self._stored, self._judges = "", "stored", 0
+        self.differs = False
 
     def expect(self, since: int = 0) -> None:
         """Collect the deliveries that must be there.
@@ -170,6 +191,8 @@ class Comparison:
         self._expected = f"({self._only})"
         if self._count("several_ids"):
             self._expect_last_of_several()
+        if self._is_partial:
+            self._expect_only("true")  # read from the ledger once
         if since:
             self._expect_only(f"document IN (SELECT document FROM {self._arrived} WHERE wave >= {since})")
 
@@ -203,31 +226,17 @@ class Comparison:
         """Return the ids of the expected documents."""
         return [row["document"] for row in self._view.iter_rows(f"SELECT DISTINCT document FROM {self._expected}")]
 
-    def load(self, inventory: Iterable[Stored]) -> None:
-        """Read the destination's inventory.
+    def load(self, inventory: Path | pa.Table) -> None:
+        """Take the destination's inventory, as ``storage.query.spool`` has stored its ``inventory_batches``."""
+        self._view.register("stored", inventory)
 
-        Raises:
-            Misconfigured: it yields something else than ``Stored``.
-        """
-        self._load("stored", inventory)
-
-    def _load(self, table: str, inventory: Iterable[Stored]) -> None:
-        try:
-            self._view.spool(table, STORED, _batches(inventory))
-        except (TypeError, ValueError, AttributeError) as e:
-            raise Misconfigured(f"its inventory yields what is not Stored: {message_of(e)}") from e
-
-    def restrict(self, ids: Collection[str]) -> None:
-        """Compare only documents with these ids from now on."""
-        self._load_texts("wanted", id=ids)
-        self._expect_only("document IN (SELECT id FROM wanted)")
-
-    def add_up(self) -> None:
-        """Add up what is expected, by buckets, before the inventory is read: that may take so long that a driver
-        replaces the ledger's files meanwhile.
+    def pair(self) -> None:
+        """Pair the destination's inventory with the deliveries that must be there, and keep the pairs that are not
+        equal.
 
         Both sides are cut into buckets by a hash of the id, and for each bucket the hashes of all records are added up:
-        128 bits, to which the same change in two records adds twice, so that it does not cancel.
+        128 bits, to which the same change in two records adds twice, so that it does not cancel. Only records of
+        buckets with different sums are paired: all others are neither stored nor joined.
         """
         self._view.keep(
             "sums",
@@ -239,9 +248,6 @@ class Comparison:
         """,
         )
 
-    def pair(self) -> None:
-        """Pair the destination's inventory with the deliveries that must be there, and keep the pairs that are not
-        equal. Only records of buckets with different sums are paired: all others are neither stored nor joined."""
         self._view.keep(
             "differing",
             f"""
@@ -251,9 +257,11 @@ class Comparison:
             ) s FULL JOIN sums e USING (bucket) WHERE s.one IS DISTINCT FROM e.one OR s.two IS DISTINCT FROM e.two
         """,
         )
-        none = "" if self._count("differing") else "LIMIT 0"
+        self.differs = self._count("differing") > 0
+        if not self.differs:
+            return
         stored, expected = (
-            f"(SELECT * FROM (SELECT * FROM {table} {none}) SEMI JOIN differing ON {_bucket(column)} = bucket)"
+            f"(SELECT * FROM {table} SEMI JOIN differing ON {_bucket(column)} = bucket)"
             for table, column in ((self._stored, self._key), (self._expected, self._key_of_expected))
         )
         self._view.keep(
@@ -268,8 +276,8 @@ class Comparison:
         )
 
     def differ(self, of_plan: Mapping[str, str], *, extra: bool) -> None:
-        """Find the differences; ``counts`` and ``differences`` return them. Call ``pair`` and ``unknown_records``
-        before.
+        """Find the differences, if ``pair`` has found that there are any; ``counts`` and ``differences`` return them.
+        Call ``unknown_records`` before.
 
         Args:
             of_plan: hash -> destination of the stored records that the ledger does not have, but that this destination
@@ -339,17 +347,19 @@ class Comparison:
         [row] = self._view.rows(f"SELECT max(revision) AS highest FROM {ledger} WHERE destination IN {self._names}")
         return int(row["highest"] or 0)
 
-    def judge(self, destination: str, inventory: Iterable[Stored]) -> None:
-        """Read the inventory of another node that writes to the target, and believe it about what that node delivered:
+    def judge(self, destination: str, inventory: Path | pa.Table) -> None:
+        """Take the inventory of another node that writes to the target, and believe it about what that node delivered:
         it may have columns of its own, and only it knows what was written to them."""
-        self._load("judged", inventory)
+        judged = f"judged_by_{self._judges}"
+        self._judges += 1
+        self._view.register(judged, inventory)
         of_node = f"SELECT DISTINCT hash FROM {self._arrived} WHERE destination = {quote(destination)}"
         self._view.keep(
             "merged",
             f"""
             SELECT s.* REPLACE (CASE WHEN n.hash IS NULL THEN s.intact ELSE j.intact END AS intact)
             FROM {self._stored} s LEFT JOIN ({of_node}) n ON n.hash = s.hash
-            LEFT JOIN judged j ON j.hash = s.hash AND j.id = s.id
+            LEFT JOIN {judged} j ON j.hash = s.hash AND j.id = s.id
         """,
         )
         self._stored = "merged"
@@ -374,12 +384,15 @@ class Comparison:
 
     def counts(self) -> ComparisonCounts:
         """Count what was found."""
+        [sums] = self._view.rows("SELECT sum(expected) AS expected, sum(in_flight) AS in_flight FROM sums")
+        compared = {name: int(number or 0) for name, number in sums.items()}
+        if not self.differs:
+            return ComparisonCounts(**compared, missing=0, changed=0, extra=0, unknown=0, others=0)
         kinds = {
             row["kind"]: row["n"] for row in self._view.rows("SELECT kind, count(*) AS n FROM found GROUP BY kind")
         }
-        [sums] = self._view.rows("SELECT sum(expected) AS expected, sum(in_flight) AS in_flight FROM sums")
         return ComparisonCounts(
-            **{name: int(number or 0) for name, number in sums.items()},
+            **compared,
             **{kind: kinds.get(kind, 0) for kind in ("missing", "changed", "extra")},
             unknown=self._count("pairs WHERE id IS NOT NULL AND document IS NOT NULL AND intact IS NULL"),
             others=self._count(
@@ -427,28 +440,66 @@ def _sums(key: str, flag: str, which: str = "") -> str:
     return f"sum(hash({key}, hash, {flag})) {which} AS one, sum(hash({flag}, hash, 'x' || {key})) {which} AS two"
 
 
-def _batches(inventory: Iterable[Stored]) -> Iterator[pa.RecordBatch]:
-    records = iter(inventory)
+def inventory_batches(inventory: Iterable[Stored]) -> Iterator[pa.RecordBatch]:
+    """Yield an inventory in the columns ``STORED``.
+
+    Raises:
+        Misconfigured: it yields something else than ``Stored``.
+    """
+    pages = inventory.pages if isinstance(inventory, StoredPages) else _pages(inventory)
     while True:
         columns: list[list[Any]] = [[] for _ in STORED]
-        while len(columns[0]) < _BATCH and (rows := list(islice(records, _PAGE))):
-            for column, values in zip(columns, zip(*rows, strict=True), strict=True):
+        while len(columns[0]) < _BATCH and (page := next(pages, None)):
+            for column, values in zip(columns, page, strict=True):
                 column += values
-        columns[5] = ["/".join(route) if route != () else "" for route in columns[5]]
         if not columns[0]:
             return
-        try:
+        with _no_other_records():
             batch = _record_batch(columns)
-        except UnicodeEncodeError:
-            columns[0], columns[3] = list(map(_text, columns[0])), list(map(_text, columns[3]))
-            batch = _record_batch(columns)
-        if batch["id"].null_count or batch["hash"].null_count:
-            raise TypeError("an id or a hash is None")
         yield batch
 
 
-def _record_batch(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, STORED, strict=True)], schema=STORED)
+def _pages(inventory: Iterable[Stored]) -> Iterator[StoredColumns]:
+    records = iter(inventory)
+    while rows := list(islice(records, _PAGE)):
+        with _no_other_records():
+            page = StoredColumns(*zip(*rows, strict=True))
+        yield page
+
+
+@contextmanager
+def _no_other_records() -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as e:
+        raise Misconfigured(f"its inventory yields what is not Stored: {message_of(e)}") from e
+
+
+def _record_batch(columns: list[list[Any]]) -> pa.RecordBatch:
+    if columns[5].count(()) < len(columns[5]):
+        columns[5] = ["/".join(route) for route in columns[5]]
+    else:
+        columns[5] = [""] * len(columns[5])
+    try:
+        batch = _to_batch(columns)
+    except UnicodeEncodeError:
+        columns[0], columns[3] = list(map(_text, columns[0])), list(map(_text, columns[3]))
+        batch = _to_batch(columns)
+    if batch["id"].null_count or batch["hash"].null_count:
+        raise TypeError("an id or a hash is None")
+    return batch
+
+
+def _to_batch(columns: Sequence[list[Any]]) -> pa.RecordBatch:
+    arrays = [_to_array(column, f.type, f.name) for column, f in zip(columns, STORED, strict=True)]
+    return pa.record_batch(arrays, schema=STORED)
+
+
+def _to_array(values: list[Any], kind: pa.DataType, name: str) -> pa.Array:
+    """Return a column; one that usually has a single value is made of it, in a fifth of the time."""
+    if name in _UNIFORM and values.count(values[0]) == len(values):
+        return pa.repeat(pa.scalar(values[0], kind), len(values))
+    return pa.array(values, kind)
 
 
 def _text(text: str) -> str:

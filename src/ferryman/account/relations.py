@@ -45,7 +45,7 @@ from ferryman.state.activity import describe_trouble, find_activity
 from ferryman.state.logs import RANGES, LogPositions, number_of_text
 from ferryman.state.state import SETTLED, SNAPSHOT, WAVE, State, missed_entries
 from ferryman.storage import parquet
-from ferryman.storage.query import gather, quote, quote_list, register, select_rows, spool
+from ferryman.storage.query import gather, quote, quote_list, register, register_spooled, select_rows
 from ferryman.storage.tables import Table
 
 COUNTS: Final = tuple(DISPLAY_STATUSES)
@@ -175,9 +175,9 @@ class View:
         self.keep(name, "SELECT * FROM empty")
         self._add(name, batches)
 
-    def spool(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-        """Store batches for later queries, which cannot change them, see ``query.spool``."""
-        spool(self._db, name, self._folder / f"{name}.parquet", schema, batches)
+    def register(self, name: str, rows: Path | pa.Table) -> None:
+        """Make rows that ``query.spool`` has stored a view of this name."""
+        register_spooled(self._db, name, rows)
 
     def _add(self, name: str, batches: Iterable[pa.RecordBatch], most: int = 1 << 62) -> bool:
         """Add batches to a temporary table; stop, and return False, if they have more rows than this."""

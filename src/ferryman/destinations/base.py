@@ -533,18 +533,46 @@ class Stored(NamedTuple):
     route: tuple[str, ...] = ()
 
 
+class StoredColumns(NamedTuple):
+    """Some records of an inventory: their values, by the fields of ``Stored``."""
+
+    ids: Sequence[str]
+    hashes: Sequence[str]
+    intact: Sequence[bool | None]
+    sources: Sequence[str]
+    versions: Sequence[str]
+    routes: Sequence[tuple[str, ...]]
+
+
+class StoredPages(Iterator[Stored]):
+    """Inventory of a destination that reads many records at a time: a caller that wants all of them takes them by
+    columns, without an object for each.
+
+    Args:
+        pages: the records, in columns.
+    """
+
+    def __init__(self, pages: Iterator[StoredColumns]) -> None:
+        self.pages = pages
+        self._records = itertools.chain.from_iterable(map(Stored, *page) for page in pages)
+
+    def __next__(self) -> Stored:
+        return next(self._records)
+
+
 def content_hash(*values: str | bytes | int | None) -> str:
     """Return a hash over these values, 32 hex digits of BLAKE2b-128.
 
     Raises:
         UnicodeEncodeError: a text has a lone surrogate.
     """
-    return hash_of_values(values)
+    [found] = content_hashes([values])
+    return found
 
 
-def hash_of_values(values: tuple[str | bytes | int | None, ...]) -> str:
-    """Return ``content_hash`` of a tuple of values, for loops over all rows."""
-    return blake2b(_pack(values), digest_size=16).hexdigest()
+def content_hashes(rows: Iterable[tuple[str | bytes | int | None, ...]]) -> list[str]:
+    """Return ``content_hash`` of each row's values."""
+    return [blake2b(_pack(values), digest_size=16).hexdigest() for values in rows]
 
 
 def canonical_json(text: bytes) -> bytes:

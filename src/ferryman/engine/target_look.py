@@ -14,11 +14,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
 
 from ferryman import limits
-from ferryman.account.comparison import Comparison, ComparisonCounts, Difference
-from ferryman.account.queries import open_view, query_view, retry_read
+from ferryman.account.comparison import STORED, Comparison, ComparisonCounts, Difference, inventory_batches
+from ferryman.account.queries import explain_query_errors, query_view
 from ferryman.account.relations import View
 from ferryman.destinations.base import Destination, Stored, slices
 from ferryman.document import Operation
@@ -28,7 +31,7 @@ from ferryman.plan import DestinationNode, Plan
 from ferryman.plan.paths import nodes_by_target, target_of
 from ferryman.records.rows import hasher
 from ferryman.state.commands import ExtraRecord
-from ferryman.state.state import sender_of
+from ferryman.state.state import State, sender_of
 from ferryman.state.targets import (
     PastVerification,
     Target,
@@ -38,6 +41,7 @@ from ferryman.state.targets import (
     save_verified,
 )
 from ferryman.storage.files import StatePath
+from ferryman.storage.query import spool
 
 _BY_ID: Final = 50_000
 """Differences up to which the second look asks for their documents only."""
@@ -47,6 +51,8 @@ _REVISIONS: Final = 100
 
 _IDS: Final = 10_000
 """Ids that a destination is asked for at once."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +110,8 @@ def look_at_target(
     destination = nodes[0].destination
     if type(destination).inventory is Destination.inventory:
         return Verified(names, target, why=f"{type(destination).__name__} cannot read back what it has sent")
-    look = TargetLook(root, plan, nodes)
     try:
-        return retry_read(root, lambda: look.verify(sample, since))
+        return TargetLook(root, plan, nodes).verify(sample, since)
     except NotImplementedError:
         return Verified(names, target, why="it cannot read back what it has sent")
     except DeliveryError as e:
@@ -137,23 +142,27 @@ class TargetLook:
         """Compare, and confirm what differs by a second look."""
         partly = sample is not None or since > 0
         identity = self._identity()  # before the look: one that is recreated meanwhile is not verified
-        seed = int.from_bytes(os.urandom(4))
+        ids = self._choose(sample, since) if partly else None
+        differences: list[Difference] = []
         with tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as scratch:
             earlier = os.path.join(scratch, "found.parquet")
-            with open_view(self._root, self._plan) as view:
-                comparison = Comparison(view, self._names, **self._expected)
-                comparison.expect(since)
-                if sample is not None:
-                    ids: list[str] | None = comparison.draw_sample(sample, seed)
-                else:
-                    ids = comparison.expected_ids() if since else None
-                self._compare(comparison, ids, extra=not partly)
-                counts, wave = comparison.counts(), view.wave
-                ids = comparison.differing_ids(_BY_ID)
+
+            def first(comparison: Comparison, wave: int) -> tuple[ComparisonCounts, int, list[str] | None]:
+                if not comparison.differs:
+                    return comparison.counts(), wave, []
                 comparison.save(earlier)
-            differences: list[Difference] = []
+                return comparison.counts(), wave, comparison.differing_ids(_BY_ID)
+
+            def second(comparison: Comparison, _wave: int) -> tuple[ComparisonCounts, list[Difference]]:
+                if not comparison.differs:
+                    return comparison.counts(), []
+                comparison.keep_repeated(earlier)
+                return comparison.counts(), comparison.differences(limits.DIFFERENCES)
+
+            counts, wave, differing = self._compare(ids, first, extra=not partly)
             if counts.missing or counts.changed or counts.extra:
-                counts, differences = self._look_again(counts, earlier, ids, since, extra=not partly)
+                again, differences = self._compare(ids if differing is None else differing, second, extra=not partly)
+                counts = counts._replace(missing=again.missing, changed=again.changed, extra=again.extra)
         return Verified(
             tuple(self._names),
             target_of(self._nodes[0]),
@@ -170,47 +179,76 @@ class TargetLook:
             ],
         )
 
-    def _look_again(
-        self, counts: ComparisonCounts, earlier: str, ids: list[str] | None, since: int, *, extra: bool
-    ) -> tuple[ComparisonCounts, list[Difference]]:
-        """Return the counts and differences of a first look without those that a second one does not find.
+    def _choose(self, sample: int | None, since: int) -> list[str]:
+        """Return the ids of the documents to compare, see ``verification.verify``."""
+        seed = int.from_bytes(os.urandom(4))
 
-        Args:
-            earlier: file with the differences of the first look.
-            ids: of their documents; None: there are too many.
-        """
-        with open_view(self._root, self._plan) as view:
+        def choose(view: View) -> list[str]:
             comparison = Comparison(view, self._names, **self._expected)
             comparison.expect(since)
-            if ids is not None:
-                comparison.restrict(ids)
-            self._compare(comparison, ids, extra=extra)
-            comparison.keep_repeated(earlier)
-            again = comparison.counts()
-            repeated = comparison.differences(limits.DIFFERENCES)
-        return counts._replace(missing=again.missing, changed=again.changed, extra=again.extra), repeated
+            return comparison.expected_ids() if sample is None else comparison.draw_sample(sample, seed)
 
-    def _compare(self, comparison: Comparison, ids: list[str] | None, *, extra: bool) -> None:
-        comparison.add_up()
-        comparison.load(self._inventory(self._nodes[0], ids))
-        for node in self._nodes[1:]:
-            if _settings(node.destination) != _settings(self._destination):  # other columns, say
-                comparison.judge(node.name, self._inventory(node, ids))
-        comparison.pair()
-        highest = comparison.highest_revision()
-        self.unknown = self._written_by_plan(comparison.unknown_records(), highest)
-        of_plan = {digest: record.destination for digest, record in self.unknown.items()}
-        comparison.differ(of_plan, extra=extra)
+        return query_view(self._root, self._plan, choose)
+
+    def _compare(
+        self, ids: Collection[str] | None, result: Callable[[Comparison, int], _T], *, extra: bool = True
+    ) -> _T:
+        """Compare, and return a result of the comparison and the last wave that was committed.
+
+        1. the inventory is read and stored: that may take longer than a driver keeps the files that it replaces
+        2. only then the ledger is read, again if a driver has replaced its files meanwhile: whatever the inventory has
+           of this state is in it, perhaps as in flight, and what was delivered since is missing in this look only
+        """
+        with self._stored({node.name: self._inventory(node, ids) for node in self._judges()}) as stored:  # 1
+
+            def compare(view: View) -> _T:
+                comparison = Comparison(view, self._names, ids=ids, **self._expected)
+                comparison.expect()
+                first, *others = stored
+                comparison.load(stored[first])
+                for name in others:
+                    comparison.judge(name, stored[name])
+                comparison.pair()
+                if comparison.differs:
+                    highest = comparison.highest_revision()
+                    self.unknown = self._written_by_plan(comparison.unknown_records(), highest)
+                    of_plan = {digest: record.destination for digest, record in self.unknown.items()}
+                    comparison.differ(of_plan, extra=extra)
+                return result(comparison, view.wave)
+
+            return query_view(self._root, self._plan, compare)  # 2
+
+    def _judges(self) -> Iterator[DestinationNode]:
+        """Yield the first node, and the others that know something else of what they wrote: other columns, say."""
+        yield self._nodes[0]
+        settings = _settings(self._destination)
+        yield from (node for node in self._nodes[1:] if _settings(node.destination) != settings)
+
+    @contextmanager
+    def _stored(self, parts: Mapping[str, Iterable[Iterable[Stored]]]) -> Iterator[dict[str, Path | pa.Table]]:
+        """Read and store inventories, each given by its parts, for queries."""
+        with tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as scratch:
+            folder = Path(scratch)
+            with explain_query_errors(State(self._root, self._plan), folder):
+                stored = {
+                    name: spool(folder / f"{n}.parquet", STORED, self._batches(inventory))
+                    for n, (name, inventory) in enumerate(parts.items())
+                }
+            yield stored
+
+    def _batches(self, parts: Iterable[Iterable[Stored]]) -> Iterator[pa.RecordBatch]:
+        with self._foreign_errors():
+            for part in parts:
+                yield from inventory_batches(part)
 
     def _identity(self) -> str | None:
         with self._foreign_errors():
             return self._destination.identity()
 
-    def _inventory(self, node: DestinationNode, ids: list[str] | None) -> Iterator[Stored]:
+    def _inventory(self, node: DestinationNode, ids: Collection[str] | None) -> Iterator[Iterable[Stored]]:
         context = context_of(self._plan, node, 0, self._sender)
-        with self._foreign_errors():
-            for some in (None,) if ids is None else slices(ids, _IDS):
-                yield from node.destination.inventory(context, some)
+        for some in (None,) if ids is None else slices(ids, _IDS):
+            yield node.destination.inventory(context, some)
 
     @contextmanager
     def _foreign_errors(self) -> Iterator[None]:
@@ -225,30 +263,31 @@ class TargetLook:
 
     def undelivered(self) -> frozenset[str]:
         """Return the hashes of what the target holds and the ledger does not have as delivered."""
+        [node] = self._nodes[:1]
+        with self._stored({node.name: self._inventory(node, None)}) as stored:
 
-        def undelivered(view: View) -> frozenset[str]:
-            comparison = Comparison(view, self._names, **self._expected)
-            comparison.load(self._inventory(self._nodes[0], None))
-            return frozenset(comparison.undelivered_hashes())
+            def undelivered(view: View) -> frozenset[str]:
+                comparison = Comparison(view, self._names, **self._expected)
+                comparison.load(stored[node.name])
+                return frozenset(comparison.undelivered_hashes())
 
-        return query_view(self._root, self._plan, undelivered)
+            return query_view(self._root, self._plan, undelivered)
 
     def is_older(self, ids: Collection[str]) -> bool:
         """Return whether the target lacks one of the documents with these ids, has an earlier delivery of it, or has
         one that was deleted."""
-        with open_view(self._root, self._plan) as view:
-            comparison = Comparison(view, self._names, **self._expected)
-            comparison.expect()
-            comparison.restrict(ids)
-            self._compare(comparison, list(ids), extra=True)
-            return comparison.count_older() > 0
+        return self._compare(ids, lambda comparison, _wave: comparison.differs and comparison.count_older() > 0)
 
     def has_unknown(self, records: Iterable[Stored]) -> bool:
         """Return whether this plan wrote one of these records, and the ledger does not have it."""
-        with open_view(self._root, self._plan) as view:
-            comparison = Comparison(view, self._names, **self._expected)
-            comparison.load(records)
-            return bool(self._written_by_plan(comparison.unknown_records("stored"), _REVISIONS))
+        with self._stored({"": [records]}) as stored:
+
+            def has_unknown(view: View) -> bool:
+                comparison = Comparison(view, self._names, **self._expected)
+                comparison.load(stored[""])
+                return bool(self._written_by_plan(comparison.unknown_records("stored"), _REVISIONS))
+
+            return query_view(self._root, self._plan, has_unknown)
 
     def _written_by_plan(self, records: Iterable[dict[str, Any]], highest_revision: int) -> dict[str, ExtraRecord]:
         """Return hash -> record, for those records that a state of this plan wrote: a delivery's hash is made of plan,

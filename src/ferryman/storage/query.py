@@ -135,11 +135,9 @@ def gather(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting).combine_chunks()
 
 
-def spool(
-    db: duckdb.DuckDBPyConnection, name: str, path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
-) -> None:
-    """Make a view of this name over batches: of few in memory, of more in a file. A table of as many rows would take
-    several times the room as soon as DuckDB spills it, and twice the time before.
+def spool(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Path | pa.Table:
+    """Store batches for queries: few in memory, more in a file. A table of DuckDB with as many rows would take several
+    times the room as soon as DuckDB spills it, and twice the time before.
 
     Raises:
         OSError: the disk is full.
@@ -147,14 +145,21 @@ def spool(
     tables = gather(batches)
     first = next(tables, schema.empty_table())
     if first.nbytes < _INSERTED_BYTES:
-        db.register(name, first)
-        return
+        return first
     with pq.ParquetWriter(
         path, schema, compression="none", use_dictionary=False, write_statistics=False, store_schema=False
     ) as writer:
         for table in chain([first], tables):
             writer.write_table(table)
-    db.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM read_parquet({quote(str(path))})")
+    return path
+
+
+def register_spooled(db: duckdb.DuckDBPyConnection, name: str, rows: Path | pa.Table) -> None:
+    """Make rows that ``spool`` has stored a view of this name."""
+    if isinstance(rows, Path):
+        db.execute(f"CREATE TEMP VIEW {name} AS SELECT * FROM read_parquet({quote(str(rows))})")
+    else:
+        db.register(name, rows)
 
 
 def verify(paths: Iterable[Path]) -> None:

@@ -15,6 +15,8 @@ from ferryman.destinations.base import (
     Hit,
     Outcome,
     Stored,
+    StoredColumns,
+    StoredPages,
     parse_query,
     writer_name,
 )
@@ -268,6 +270,9 @@ class Sql(VectorDestination):
             Unavailable: the database cannot be read now.
             Misconfigured: the table lacks a column.
         """
+        return StoredPages(self._pages(ids))
+
+    def _pages(self, ids: Collection[str] | None) -> Iterator[StoredColumns]:
         with self._dialect.translated_errors(self.target()):
             yield from self._dialect.inventory(self.url, self._layout, ids)
 

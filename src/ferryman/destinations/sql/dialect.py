@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ferryman.destinations.base import Delivery, Hit, Outcome, Query, Stored
+from ferryman.destinations.base import Delivery, Hit, Outcome, Query, StoredColumns
 from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError
@@ -88,8 +88,8 @@ class Dialect(ABC):
         under this name, see ``Layout.writers``."""
 
     @abstractmethod
-    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
-        """Yield the rows of a table, or those with these ids; none if there is no such table."""
+    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[StoredColumns]:
+        """Yield the rows of a table, or those with these ids, some at a time; none if there is no such table."""
 
     @abstractmethod
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:

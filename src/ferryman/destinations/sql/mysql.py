@@ -35,7 +35,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeDecorator
 
-from ferryman.destinations.base import Delivery, LastDelivery, Outcome, Stored, compare, slices
+from ferryman.destinations.base import Delivery, LastDelivery, Outcome, StoredColumns, compare, slices
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.dialect import Dialect
 from ferryman.destinations.sql.layout import TOMBSTONES, ColumnTypes, Layout
@@ -394,7 +394,7 @@ class MySQL(Dialect):
         name = "innodb_flush_log_at_trx_commit"
         return f"{name} is {flush}: a crash of its machine loses the last commits. SET GLOBAL {name} = 1"
 
-    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
+    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[StoredColumns]:
         connection = connect(sa.make_url(url), read_only=True)
         try:
             with connection.cursor() as cursor:
@@ -414,9 +414,9 @@ class MySQL(Dialect):
                 with connection.cursor(SSCursor) as cursor:
                     cursor.execute(query + where)
                     while rows := cursor.fetchmany(_ROWS):
-                        for row in rows:
-                            texts = (_as_text(v) if isinstance(v, bytes | bytearray) else v for v in row)
-                            yield layout.stored([*texts, *believed], keep_text)
+                        texts = ((_as_text(v) if isinstance(v, bytes | bytearray) else v for v in row) for row in rows)
+                        stored = (layout.stored([*each, *believed], keep_text) for each in texts)
+                        yield StoredColumns(*zip(*stored, strict=True))
         finally:
             connection.close()
 

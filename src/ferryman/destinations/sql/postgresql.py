@@ -39,7 +39,7 @@ from ferryman.destinations.base import (
     LastDelivery,
     Outcome,
     Query,
-    Stored,
+    StoredColumns,
     Term,
     compare,
     without_nul,
@@ -500,7 +500,7 @@ class PostgreSQL(Dialect):
     def writer(self, url: sa.URL, layout: Layout, name: str) -> PostgresWriter:
         return PostgresWriter(url, layout, name)
 
-    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
+    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[StoredColumns]:
         table = quoted_table(layout.table)
         with (
             connect(sa.make_url(url)) as connection,
@@ -532,11 +532,12 @@ class PostgreSQL(Dialect):
             vectors = slice(len(layout.names) - len(layout.vector_columns), len(layout.names))
             while rows := cursor.fetchmany(_ROWS):
                 if not (layout.field_columns or layout.vector_columns):
-                    yield from layout.stored_rows(rows, keep_text, ())
+                    yield layout.stored_columns(rows, keep_text, ())
                     continue
-                for row in rows:
-                    texts = zip(layout.vector_columns, row[vectors], strict=True)
-                    yield layout.stored(row, keep_text, {name: pgvector.number_bytes(text) for name, text in texts})
+                numbers = (map(pgvector.number_bytes, row[vectors]) for row in rows)
+                named = (dict(zip(layout.vector_columns, each, strict=True)) for each in numbers)
+                stored = (layout.stored(row, keep_text, of_row) for row, of_row in zip(rows, named, strict=True))
+                yield StoredColumns(*zip(*stored, strict=True))
 
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
         return explain(error, where)

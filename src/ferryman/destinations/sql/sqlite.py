@@ -18,7 +18,7 @@ from ferryman.destinations.base import (
     LastDelivery,
     Outcome,
     Query,
-    Stored,
+    StoredColumns,
     Term,
     compare,
     slices,
@@ -207,8 +207,9 @@ it rewrite the index five times in a million documents, this once. Each segment 
 PAGE_OVERHEAD_BYTES: Final = 46
 """Bytes of a page that SQLite needs beside a leaf of the index: FTS5's default is 4050 of 4096."""
 
-PAGE_ROWS: Final = 128
-"""Rows read at a time: so few that they are gone before the garbage collector looks at them."""
+PAGE_ROWS: Final = 64
+"""Rows read at a time: so few that they are gone before the garbage collector looks at them, and before a processor's
+cache of the second level is full."""
 
 IDS_PER_STATEMENT: Final = 10_000
 """Bound values a statement: SQLite allows 32766 by default."""
@@ -364,7 +365,7 @@ class SQLite(Dialect):
     def writer(self, url: sa.URL, layout: Layout, name: str) -> SqliteWriter:
         return SqliteWriter(url, layout, name)
 
-    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[Stored]:
+    def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[StoredColumns]:
         if not os.path.isfile(str(databases.file_of(url) or sa.make_url(url).database)):
             return
         with self._open_to_read(url) as database:
@@ -384,7 +385,7 @@ class SQLite(Dialect):
             for some in ((),) if ids is None else slices(ids, IDS_PER_STATEMENT):
                 where = f" WHERE d.id IN ({', '.join('?' * len(some))})" if some else ""
                 for rows in _pages(database, query + where, tuple(some)):
-                    yield from layout.stored_rows(rows, keep_text, vectors)
+                    yield layout.stored_columns(rows, keep_text, vectors)
 
     def identity(self, url: str, layout: Layout) -> str:
         query = f"SELECT id FROM {IDENTITIES} WHERE name = ? AND EXISTS (SELECT * FROM pragma_table_info(?))"
