@@ -283,7 +283,8 @@ def check_similar_ids(folder: Path, destination: Destination, store: Store) -> N
     look = partial(verify, world.plan, state=world.state)
     world.put(*ids, title="Henry", price=1.25, rank=3)
     assert world.run().exit == 0
-    for options in ({}, {"sample": 50}, {"since": 1}):
+    parts: list[dict[str, Any]] = [{}, {"sample": 50}, {"since": 1}]
+    for options in parts:
         clean = look(**options)
         assert clean.exit == 0, clean.targets
         assert clean.targets[0].counts is not None
