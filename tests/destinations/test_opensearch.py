@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ferryman.destinations import Delivery, OpenSearch, Outcome
-from ferryman.destinations.opensearch import destination as body
+from ferryman.destinations.opensearch import documents
 from ferryman.errors import UsageError
 from ferryman.retrieval.search import search
 from ferryman.testing.destinations import delete, delivery
@@ -195,10 +195,10 @@ def test_ferrymans_own_object_is_no_field(index: SearchIndex) -> None:
 def test_requests_are_cut_by_bytes(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as a chunk needs; a document that is larger alone is sent alone."""
     sizes: list[int] = []
-    monkeypatch.setattr(body.split_requests, "__defaults__", (10_000,))
+    monkeypatch.setattr(documents, "REQUEST_BYTES", 10_000)
     chunk = [delivery(f"doc-{i}", i, "x" * (20_000 if i == 30 else 1000)) for i in range(1, 60)]
     writer = opened(OpenSearch(index.url, index.name))
-    for piece in body.split_requests(writer._writer.rows(chunk, [None] * len(chunk))):
+    for piece in documents.split_requests(writer._writer.rows(chunk, [None] * len(chunk))):
         sizes.append(sum(len(row.lines) for row in piece))
     assert max(size for size in sizes if size < 20_000) <= 10_000
     assert len(sizes) > 6

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from ferryman.destinations import Guarantee, OpenSearch
-from ferryman.destinations.opensearch import destination
-from ferryman.destinations.opensearch import destination as body
+from ferryman.destinations.opensearch import destination, documents
 from ferryman.errors import Misconfigured, PermanentError
 from ferryman.testing.destinations import delivery
 from ferryman.testing.proxy import Proxy, ProxyFault
@@ -113,7 +112,7 @@ def test_at_most_once_says_what_it_knows(
     index: SearchIndex, opensearch: OpenSearchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a chunk in several requests: those before the one that was lost are known, those after it were never sent."""
-    monkeypatch.setattr(body.split_requests, "__defaults__", (1,))
+    monkeypatch.setattr(documents, "REQUEST_BYTES", 1)
     with Proxy("127.0.0.1", opensearch.port) as proxy:
         writer = opened(OpenSearch(f"http://127.0.0.1:{proxy.port}", index.name), Guarantee.AT_MOST_ONCE)
         proxy.break_next(ProxyFault.SWALLOW_ANSWER, b'"doc-2"')
