@@ -10,19 +10,21 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ferryman import limits
 from ferryman.errors import StateDamaged
 from ferryman.storage import parquet
 from ferryman.storage.files import local_path
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds  # loads pandas
 
 _BATCH: Final = 65_536
 """Rows that a stream has in memory at a time."""
