@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -122,11 +122,21 @@ def tab_to(driver: Any, words: str) -> Any:
     names = []
     for _ in range(TABS):
         type_keys(driver, Keys.TAB)
-        active = driver.switch_to.active_element
-        names.append(active.accessible_name)
-        if names[-1].startswith(words):
+        active, name = _focused(driver)
+        names.append(name)
+        if name.startswith(words):
             return active
     raise AssertionError(f"Tab does not come to {words!r}, only to {names}")
+
+
+def _focused(driver: Any) -> tuple[Any, str]:
+    """Return the element that has the focus, and its name."""
+    from selenium.common.exceptions import StaleElementReferenceException
+
+    while True:
+        active = driver.switch_to.active_element
+        with suppress(StaleElementReferenceException):  # the page has refreshed itself, and kept the focus
+            return active, active.accessible_name
 
 
 def type_keys(driver: Any, *keys: str) -> None:
