@@ -9,7 +9,7 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ferryman import Document, Effect, Plan, destinations, routers, sources
+from ferryman import Document, Effect, Plan, Remember, destinations, routers, sources, steps
 from ferryman.errors import PlanError
 from ferryman.net.relative_paths import relative_to
 from ferryman.plan import picture
@@ -142,6 +142,26 @@ FINDINGS = (
         'plan.source("files", Files("corpus")).step("see", read, needs="two gpus").destination("index", index)',
     ),
     Case(
+        "What remembers",
+        'plan.source("files", Files("corpus")).step("read", read, remember="v1").destination("index", index)',
+    ),
+    Case(
+        "A ready-made step that cannot be remembered",
+        'files = plan.source("files", Files("corpus"))\n'
+        'files.step("text", steps.extract_text(), remember=Remember("v1")).destination("index", index)',
+    ),
+    Case(
+        "A generator that remembers",
+        'def pages(doc):\n    yield doc.child(raw=doc.raw)\n\n'
+        'files = plan.source("files", Files("corpus"))\n'
+        'files.step("pages", pages, remember=Remember("v1")).destination("index", index)',
+    ),
+    Case(
+        "Two steps that would share answers",
+        'plan.source("files", Files("corpus")).step("first", read, remember=Remember("v1", name="read")).step('
+        '"second", read, remember=Remember("v1", name="read", reads=["text"])).destination("index", index)',
+    ),
+    Case(
         "A brake",
         'plan.source("files", Files("corpus")).step("read", read, brake=0).destination("index", index)',
     ),
@@ -264,6 +284,8 @@ def build(code: str) -> Plan:
         "destinations": destinations,
         "sources": sources,
         "Plan": Plan,
+        "Remember": Remember,
+        "steps": steps,
         "Effect": Effect,
         "threading": threading,
         "plan": Plan("plays", version=1),
