@@ -11,7 +11,7 @@ import pytest
 
 from ferryman.storage import query
 from ferryman.storage.files import is_disk_full
-from ferryman.storage.query import connect, spool, stream
+from ferryman.storage.query import connect, register_spooled, spool, stream
 
 SCHEMA = pa.schema([("n", pa.int64())])
 MANY = 300_000
@@ -108,15 +108,15 @@ def test_a_view_of_batches_is_read_as_often_as_needed(tmp_path: Path, rows: int)
     large = [(f"{n}-é" * 300_000 if n % 4 else None, [True, False, None][n % 3]) for n in range(rows)]
     batches = (pa.record_batch([pa.array([text]), pa.array([truth])], schema=schema) for text, truth in large)
     with connect(tmp_path) as db:
-        spool(db, "kept", tmp_path / "kept.parquet", schema, batches)
+        register_spooled(db, "kept", spool(tmp_path / "kept.parquet", schema, batches))
         assert (tmp_path / "kept.parquet").exists() is (rows == 12)
         for _ in range(2):
             assert db.execute("SELECT * FROM kept").fetchall() == large
         assert db.execute("SELECT count(*) FROM kept k JOIN kept USING (text)").fetchall() == [(rows - -(-rows // 4),)]
 
 
-def test_a_full_disk_under_a_view_of_batches(tmp_path: Path) -> None:
+def test_a_full_disk_under_a_view_of_batches() -> None:
     batch = pa.record_batch([pa.array(["x" * (9 << 20)])], ["text"])
-    with connect(tmp_path) as db, pytest.raises(OSError, match="No space left") as caught:
-        spool(db, "kept", Path("/dev/full"), batch.schema, [batch])
+    with pytest.raises(OSError, match="No space left") as caught:
+        spool(Path("/dev/full"), batch.schema, [batch])
     assert is_disk_full(caught.value)

@@ -689,7 +689,8 @@ def _pages(database: sqlite3.Connection, query: str, values: tuple[str, ...]) ->
     database.text_factory = partial(str, encoding="utf-8", errors="replace")
     cursor = database.execute(query, values)
     while rows := cursor.fetchmany(PAGE_ROWS):
-        yield rows[max(seen, 0) :]
+        if unseen := rows[max(seen, 0) :]:
+            yield unseen
         seen -= len(rows)
 
 
