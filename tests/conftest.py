@@ -109,6 +109,8 @@ LONG = (
     *("sources/test_changes_log.py", "sources/test_dlt.py", "sources/test_dlt_reports.py", "sources/test_git.py"),
     *("sources/test_table_changes.py", "sources/test_source_packed.py", "sources/test_mailbox.py"),
     *("sources/test_inotify.py", "steps/test_mail.py", "steps/test_main_text.py", "testing/test_proxy.py"),
+    *("steps/test_extract.py", "steps/test_all.py", "steps/test_embed.py", "steps/test_unpack.py"),
+    *("steps/test_fetch", "servers/test_servers.py"),
     *("storage/test_object_stores.py", "storage/test_lock.py", "test_refusing_disks.py", "test_expressions.py"),
     *("test_adoption.py", "test_verification.py", "test_verify_seeded.py", "test_public_reports.py", "test_bench.py"),
 )
