@@ -268,4 +268,4 @@ def _print_next_steps(directory: Path) -> None:
     print_line(f"  {next_command('status', file, state=state)}")
     print_line(f"  {next_command('history', file, 'broken/undecodable.txt', state=state)}")
     print_line(f"  {demo_again}    # again: nothing has changed")
-    print_line(f"  rm -r {directory}; {demo_again} & sleep 15; kill -9 $!; {demo_again}    # killed: nothing is lost")
+    print_line(f"  rm -r {directory}; {demo_again} & sleep 4; kill -9 $!; {demo_again}    # killed: nothing is lost")
