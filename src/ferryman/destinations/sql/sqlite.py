@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -678,8 +680,7 @@ def _pages(database: sqlite3.Connection, query: str, values: tuple[str, ...]) ->
     """
     seen = 0
     try:
-        cursor = database.execute(query, values)
-        while rows := cursor.fetchmany(PAGE_ROWS):
+        for rows in _fetched(database.execute(query, values)):
             yield rows
             seen += len(rows)
         return
@@ -688,10 +689,13 @@ def _pages(database: sqlite3.Connection, query: str, values: tuple[str, ...]) ->
             raise
     database.text_factory = partial(str, encoding="utf-8", errors="replace")
     cursor = database.execute(query, values)
+    deque(islice(cursor, seen), maxlen=0)
+    yield from _fetched(cursor)
+
+
+def _fetched(cursor: sqlite3.Cursor) -> Iterator[list[tuple[Any, ...]]]:
     while rows := cursor.fetchmany(PAGE_ROWS):
-        if unseen := rows[max(seen, 0) :]:
-            yield unseen
-        seen -= len(rows)
+        yield rows
 
 
 def _retry_while_locked(action: Callable[[], None]) -> None:
