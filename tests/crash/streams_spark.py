@@ -1,6 +1,6 @@
 """Runs in forked children of the zygote: a plan from a stream of real Spark to PostgreSQL, to be killed.
 
-``python -m tests.crash.streams_spark FILE`` keeps the JVM that such processes use one after the other.
+``python -m tests.crash.streams_spark FILE`` keeps the JVM of such a process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ def work(job: Job) -> None:
     os.environ.update(job.jvm)
     Path(job.pid).write_text(str(os.getpid()))
     limits.TASK_DOCUMENTS = 4  # type: ignore[misc]
-    end_session_before()
     spark = start(MASTER, SETTINGS, "streamed")
     environment: dict[str, str] = spark.sparkContext.environment
     with open(job.jobs) as lines:
@@ -79,18 +78,6 @@ def work(job: Job) -> None:
                     environment[crash.ENVIRONMENT] = "@".join(told.arm)
             run(told, SparkRunner(spark))
             Path(done).touch()
-
-
-def end_session_before() -> None:
-    """End the queries and the session of a driver that was killed: its JVM, which would have ended with it, is used
-    again."""
-    gateway = launch_gateway()
-    found = gateway.jvm.org.apache.spark.sql.classic.SparkSession.getDefaultSession()
-    if found.isDefined() and not found.get().sparkContext().isStopped():
-        for query in found.get().streams().active():
-            query.stop()
-        found.get().stop()
-    gateway.close()
 
 
 def run(job: streams.Job, runner: Runner) -> None:

@@ -47,10 +47,9 @@ class OnSpark(Streamed):
 
 
 class Driver:
-    """A process that does runs on Spark until it is killed; the next run then forks another one.
+    """A process that does runs on Spark until it or its JVM is killed; the next run then forks another one.
 
-    The JVM, whose start takes more than ten runs, is another process's child: the next driver ends what the killed one
-    has left in it. It is started again after it was killed itself.
+    The JVM is the child of a process that ends with the driver: as in a run, nothing of a killed driver goes on.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,9 +61,7 @@ class Driver:
         self.ended: Future[tuple[int, str]] | None = None
 
     def begin(self, **job: object) -> None:
-        if not self.jvm():
-            self._start_jvm()
-        if self.ended is None or self.ended.done():
+        if self.ended is None or self.ended.done() or not self.jvm():
             self._start()
         self.runs += 1
         print(msgspec.json.encode((job, str(self._done))).decode(), file=self.jobs, flush=True)
@@ -119,7 +116,7 @@ class Driver:
             self.keeper.wait()
         self.keeper = self.ended = None
 
-    def _start_jvm(self) -> None:
+    def _start(self) -> None:
         self.end()
         file = self.folder / "jvm.json"
         file.unlink(missing_ok=True)
@@ -129,16 +126,12 @@ class Driver:
                 command, cwd=spark.ROOT, stdin=subprocess.PIPE, stdout=said, stderr=said
             )
         wait_until(lambda: file.exists() or keeper.poll() is not None)
-        self.found = msgspec.json.decode(file.read_bytes())
-
-    def _start(self) -> None:
         jobs, pid = self.folder / "jobs", self.folder / "pid"
-        if self.ended is not None:
-            self.jobs.close()
         for path in (jobs, pid):
             path.unlink(missing_ok=True)
         os.mkfifo(jobs)
-        self.ended = self.pool.submit(self.zygote.run, jvm=self.found, pid=str(pid), jobs=str(jobs))
+        jvm = msgspec.json.decode(file.read_bytes())
+        self.ended = self.pool.submit(self.zygote.run, jvm=jvm, pid=str(pid), jobs=str(jobs))
         wait_until(pid.exists)
         self.jobs = os.fdopen(os.open(jobs, os.O_RDWR), "w")  # nothing that opens it waits for the other side
 
