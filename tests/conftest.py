@@ -19,7 +19,7 @@ import pytest
 
 from tests.servers.registry import Running
 from tests.servers.server import Server
-from tests.support import forked_servers, schedule
+from tests.support import forked_servers, resume, schedule
 from tests.support.tiers import covering, missing
 
 # Spark starts in half the time: what the second compiler makes faster, no test does long enough.
@@ -84,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Failures are shown by the process that a person looks at."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_AtOnce(config))
+    resume.begin(config)
 
 
 LONG = (
@@ -158,6 +159,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = {*long} - chosen
         config.hook.pytest_deselected(items=[i for i in long if i in left_out])
         items[:] = [i for i in items if i not in left_out]
+    resume.leave_out(config, items)
     schedule.in_turn(items)
 
 
@@ -255,6 +257,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--each-rule", action="store_true", help="with --sample also a test of each rule, each server and crash point"
+    )
+    parser.addoption(
+        "--resume", type=Path, metavar="FILE", help="leave out the tests that FILE names; add to it those that pass"
     )
     parser.addoption(
         "--run-quorum", action="store_true", help="also test three ZooKeeper servers that lose their leader"
