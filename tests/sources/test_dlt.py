@@ -369,7 +369,7 @@ ORDERS = ("asc", "desc", "unordered", "parallel", "transformed")
     [
         pytest.param(order, row, marks=[] if (order, row) == ("asc", 4) else [pytest.mark.slow])
         for order in ORDERS
-        for row in range(1, 8)
+        for row in range(1, 6 if order == "desc" else 8)  # in descending order dlt asks for no page below its cursor
     ],
 )
 def test_a_resource_is_killed_before_a_row(place: Path, order: str, row: int) -> None:

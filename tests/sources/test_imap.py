@@ -284,8 +284,8 @@ def test_ranges_of_numbers(ann: Account, proxy: ImapProxy, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_three_hundred_thousand_mails(ann: Account, dovecot: Dovecot) -> None:
-    """In one folder: each once; then none, and of a new one that one."""
+def test_three_hundred_thousand_mails(ann: Account, dovecot: Dovecot, proxy: ImapProxy) -> None:
+    """In one folder: each once; then it is not listed, and of a new one that one is looked at."""
     folder = dovecot.folder / "mail" / ann.user
     for name in ("cur", "new", "tmp"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -295,10 +295,14 @@ def test_three_hundred_thousand_mails(ann: Account, dovecot: Dovecot) -> None:
     found = Scanned(ann.source())
     assert (found.error, len(found.listed)) == (None, 300_000)
     assert len(set(found.ids())) == 300_000
-    assert Scanned(ann.source(), found).listed == []
+    source = ann.source(port=proxy.port)
+    again = Scanned(source, found)
+    assert (again.fingerprints() == found.fingerprints(), again.changed) == (True, [])
+    assert not any(word in command for command in proxy.commands for word in ("EXAMINE", "SEARCH", "FETCH"))
     ann.put("new")
-    [new] = Scanned(ann.source(), found).ids()
+    [new] = Scanned(source, found).fingerprints().keys() - found.fingerprints().keys()
     assert new.startswith("new@")
+    assert [command.split()[2] for command in proxy.commands if "FETCH" in command] == ["300001"]
 
 
 def test_folders_are_chosen(ann: Account) -> None:
