@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ftplib
 import json
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ from ferryman.sources.files import name_of_file
 from ferryman.storage import folders
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
 from tests.destinations.elsewhere import DRIVES, EVERYWHERE, ODD, Elsewhere, context, opened, place_on, shown
+from tests.servers.registry import require_package
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.server
@@ -421,6 +423,41 @@ def test_a_worker_of_a_closed_pass_writes_nothing(ftp: Any) -> None:
         out.write([delivery("a", 1)])
     assert shown(ftp) == {}
     out.close()
+
+
+@pytest.mark.parametrize("name", ["old-ftp", "old-sftp"])
+def test_a_file_that_another_writer_puts_between_removal_and_rename(
+    name: str, server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where renames do not overwrite, a name is free for a moment only, which another writer may take."""
+    where = place_on(name, server, monkeypatch)
+    target = opened(where)
+    assert target.write([delivery("a.txt", 1, "old")])[0].kind == "ok"
+    removed: list[str] = []
+
+    def note(path: str) -> None:
+        if path.endswith("/a.txt"):
+            removed.append(path)
+            if len(removed) < 3:
+                where.write("a.txt", b"of another writer")
+
+    client = require_package("asyncssh").SFTPClient
+    sftp_remove, ftp_delete = client.remove, ftplib.FTP.delete
+
+    async def remove_and_note(self: Any, path: str) -> None:
+        await sftp_remove(self, path)
+        note(path)
+
+    def delete_and_note(self: Any, path: str) -> str:
+        answer = ftp_delete(self, path)
+        note(path)
+        return answer
+
+    monkeypatch.setattr(client, "remove", remove_and_note)
+    monkeypatch.setattr(ftplib.FTP, "delete", delete_and_note)
+    assert target.write([delivery("a.txt", 2, "new")])[0].kind == "ok"
+    target.close()
+    assert (shown(where), len(removed)) == ({"a.txt": b"new"}, 3)
 
 
 @pytest.mark.slow

@@ -23,6 +23,10 @@ from importlib import import_module
 from typing import Any, Final
 from urllib.parse import quote
 
+_RENAMES: Final = 5
+"""How often a file is renamed where another one had to be removed before: a writer beside this one may put a file
+there in between."""
+
 
 class DriveClient:
     """Base of the clients; fsspec's class is the second base of the class that ``make`` makes.
@@ -204,9 +208,15 @@ class Ftp(DriveClient):
                 self.ftp.rename(old, new)
             except ftplib.error_perm:  # some servers do not rename over a file
                 self._must_be_file(old)
-                with suppress(ftplib.error_perm):
-                    self.ftp.delete(new)
-                self.ftp.rename(old, new)
+                for attempt in range(1, _RENAMES + 1):
+                    with suppress(ftplib.error_perm):
+                        self.ftp.delete(new)
+                    try:
+                        self.ftp.rename(old, new)
+                        return
+                    except ftplib.error_perm:
+                        if attempt == _RENAMES:
+                            raise
 
     def replaces_at_once(self: Any, old: str, new: str) -> bool:
         with self._translate_errors(new):
@@ -413,9 +423,15 @@ class Sftp(DriveClient):
                 await channel.posix_rename(old, new)
             except asyncssh.SFTPOpUnsupported:  # plain renames do not overwrite
                 await channel.stat(old)  # nothing is removed for a file that is not there
-                with suppress(asyncssh.SFTPNoSuchFile):
-                    await channel.remove(new)
-                await channel.rename(old, new)
+                for attempt in range(1, _RENAMES + 1):
+                    with suppress(asyncssh.SFTPNoSuchFile):
+                        await channel.remove(new)
+                    try:
+                        await channel.rename(old, new)
+                        return
+                    except (asyncssh.SFTPFailure, asyncssh.SFTPFileAlreadyExists):
+                        if attempt == _RENAMES:
+                            raise
 
         self._run(new, rename)
 
@@ -756,9 +772,11 @@ class WebHdfs(DriveClient):
             if not self._done("RENAME", "put", old, destination=new):
                 self._must_be_file(old)
                 self._must_be_file(new)
-                self._done("DELETE", "delete", new)
-                if not self._done("RENAME", "put", old, destination=new):
-                    raise FileNotFoundError(errno.ENOENT, f"could not be renamed to {new}", old)
+                for _ in range(_RENAMES):
+                    self._done("DELETE", "delete", new)
+                    if self._done("RENAME", "put", old, destination=new):
+                        return
+                raise FileNotFoundError(errno.ENOENT, f"could not be renamed to {new}", old)
 
     def remove(self: Any, path: str) -> None:
         with self._translate_errors(path):

@@ -288,8 +288,8 @@ class DestinationSuite:
         start = _SPAWN.Barrier(2)
         workers = [self._worker(tmp_path, rows, size, start=start) for size in (10, 7)]
         for worker in workers:
-            worker.join(120)
-            assert worker.exitcode == 0, "a worker failed"
+            worker.join(600)
+            assert worker.exitcode == 0, f"a worker failed: exit code {worker.exitcode}"
         self._holds(tmp_path, rows)
 
     def test_a_killed_write_can_be_repeated(self, tmp_path: Path) -> None:
