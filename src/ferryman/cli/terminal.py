@@ -22,7 +22,7 @@ from ferryman.errors import single_stops
 from ferryman.limits import format_count
 from ferryman.observe import Forwarding, Observer, one_line
 
-PAD_MAX = 48
+PAD_MAX = 64
 """Width up to which columns are padded, so that one very long id does not push the others out of sight."""
 
 
