@@ -375,7 +375,8 @@ class _MirrorThread:
             self._report("it is behind, and the run has ended")
 
     def take_messages(self) -> list[str]:
-        taken, self._messages = self._messages, []
+        taken = self._messages[:]
+        del self._messages[: len(taken)]  # the thread may be about to append to this very list
         return taken
 
     def _work(self) -> None:
