@@ -345,10 +345,10 @@ class Storing(JobStage):
         if not self._keep:
             return StageResult("its originals are not kept")
         kept = originals / inventory.INVENTORY_NAME
-        if (working_folder / inventory.INVENTORY_NAME).exists() and not kept.exists():
+        if (working_folder / inventory.INVENTORY_NAME).exists():
             (working_folder / CONTAINER_FILE).unlink(missing_ok=True)  # left by a kill
             if originals.exists():
-                shutil.rmtree(originals, ignore_errors=True)  # partial result of a kill
+                shutil.rmtree(originals)  # those of an older edition, which failed after it was stored
             working_folder.replace(originals)  # removed in a single step
         try:
             files = list(inventory.read_inventory(kept))
