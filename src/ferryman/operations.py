@@ -470,7 +470,7 @@ def _damaged_files(folder: StatePath, names: Iterable[str]) -> Iterator[StateDam
     """Yield the problems of data files in a folder."""
     for name in names:
         try:
-            problem = parquet.find_damage(files.local_copy(folder / name))
+            problem = parquet.find_damage(files.fresh_copy(folder / name))
         except FileNotFoundError:
             problem = "the file is missing"
         if problem is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,6 +81,17 @@ def test_bad_usage_ends_with_2(ferryman: Ferryman, plan_file: Path, args: list[s
     assert len(done.err.splitlines()) == 1
     assert done.out == ""
     assert sorted(p.name for p in plan_file.parent.iterdir()) == ["plan.py"]
+
+
+@pytest.mark.parametrize(
+    "words", [("preview", "plan.py", "--limit", "0"), ("plan", "show", "plan.py", "--format", "x")]
+)
+def test_what_is_wrong_with_an_option_is_a_sentence(ferryman: Ferryman, words: tuple[str, ...]) -> None:
+    """And so is where the right ones are listed, whoever has written the first."""
+    done = ferryman(*words)
+
+    assert done.code == 2
+    assert re.fullmatch(r"error: [^\n]+[^.\n]\. `ferryman [a-z ]+ --help` lists what it accepts\.\n", done.err)
 
 
 def test_no_command_shows_the_help(ferryman: Ferryman) -> None:

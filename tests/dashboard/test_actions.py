@@ -184,6 +184,25 @@ def test_jobs_are_held_released_failed_and_requeued(intake: JobQueue, tmp_path: 
     assert site.fill_in(f"{key}/act", f"{key}/item?id={job}", action="delete", ids=job).status_code == 403
 
 
+def test_one_job_of_a_batch_does_not_keep_the_others_from_it(intake: JobQueue, tmp_path: Path, opened: Opened) -> None:
+    """Those in progress keep their priority, those that wait get the new one; the page says so."""
+    site = opened(tmp_path, allow_actions=True)
+    [key] = re.findall(r'href="(/intake/[^"?]+)"', site.get("/intake").text)[:1]
+    [batch] = intake.list_batches()
+    first, second = intake.list_jobs()
+    busy = intake.load_job(first)
+    assert busy.lock()
+    page = f"{key}/item?id={batch}"
+    text = words(site.fill_in(f"{key}/act", page, action="prioritize", ids=batch, priority="1").text)
+    assert [intake.load_job(id).priority for id in (first, second)] == [3, 1]
+    assert f"1 job with priority 1, 1 not: {first}: " in text
+    busy.fail("no good")
+    intake.load_job(second).fail("no good")
+    text = words(site.fill_in(f"{key}/act", page, action="requeue", ids=batch).text)
+    assert [intake.load_job(id).status for id in (first, second)] == ["Failed", "Estimating"]
+    assert f"1 job requeued, 1 not: {first}: " in text
+
+
 def test_several_jobs_are_ticked(intake: JobQueue, tmp_path: Path, opened: Opened) -> None:
     site = opened(tmp_path, allow_actions=True)
     [key] = re.findall(r'href="(/intake/[^"?]+)"', site.get("/intake").text)[:1]

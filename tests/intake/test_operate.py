@@ -237,3 +237,18 @@ def test_an_item_in_order_is_not_rewritten(run: Run, queue: JobQueue) -> None:
         code, out, err = run(*words)
         assert (code > 0, out) == (True, "")
         assert "not allowed" in err or "no such" in err
+
+
+def test_a_damaged_job_keeps_no_other_on_hold(run: Run, queue: JobQueue) -> None:
+    """The others of its collection are released, and it is named."""
+    batch = queue.create_batch({"profile_name": "maps"})
+    batch.set_status("Processing")
+    damaged, whole = [batch.create_job({"jobID": str(n)}) for n in range(2)]
+    for job in (damaged, whole):
+        job.set_status("Held")
+    assert queue.locks.lock("collection", "maps")
+    queue.tree.store.commit([Set(f"{damaged.path}/configuration", b"{")])
+    code, out, err = run("release", "--collection", "maps")
+    assert (code, out) == (1, f"collection maps: not on hold, 1 held job\n{whole.id}: Pending\n")
+    assert err.startswith(f"error: {damaged.id}: ")
+    assert not queue.locks.check("collection", "maps")

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -453,3 +454,49 @@ def test_the_key_has_no_seams() -> None:
     }
     assert len(keys) == 5
     assert given("x", "a" * 60).key == given("x", "b").key
+
+
+@pytest.mark.rule("remember.one-caller")
+def test_an_answer_after_a_forgotten_one_counts(folder: StatePath) -> None:
+    """Also if the clock that made the forgotten one was an hour ahead."""
+    store, asked = open_store(folder), given("a")
+    store.begin([asked])
+    made = answer(asked)
+    store.end([(asked, msgspec.structs.replace(made, created=made.created + 3_600_000_000))])
+    store.close()
+    assert StoreKeeper(folder).forget([asked.key]) == 1
+    assert recalled(folder, ["a"]) == []
+    remember_all(folder, ["a"], wave=2)
+    assert recalled(folder, ["a"]) == ["a"]
+    fold(folder)
+    assert recalled(folder, ["a"]) == ["a"]
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("began_first", [False, True])
+def test_a_call_is_in_doubt_once(folder: StatePath, folded: bool, began_first: bool) -> None:
+    """Not again when its input is called for after it was answered, whichever of the two tasks began first, and whether
+    or not the log of the one that was killed has gone into the table meanwhile."""
+    asked = given("a")
+    waiting = open_store(folder, 2) if began_first else None
+    killed = open_store(folder, 1)
+    killed.begin([asked])
+    killed.close()  # its call has not ended
+    waiting = waiting or open_store(folder, 2)
+    assert waiting.begin([asked]) == {asked.key}
+    assert waiting.in_doubt == 1
+    keeper = StoreKeeper(folder)
+    if folded:
+        keeper.fold(lambda name: name.wave == 1)
+    waiting.end([(asked, answer(asked))])
+    waiting.close()
+    if folded:
+        keeper.fold(lambda name: True)
+    keeper.forget([asked.key])
+    later = open_store(folder, 3)
+    assert later.begin([asked]) == {asked.key}
+    assert later.in_doubt == 0
+    later.end([(asked, answer(asked))])
+    later.close()
+    fold(folder)
+    assert (keeper.totals().calls, keeper.totals().in_doubt) == (3, 1)

@@ -18,6 +18,7 @@ from folders import refused, scan, tree
 from rows import documents, told
 from tests.servers.s3 import S3
 
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, TransientError, UsageError
 from ferryman.sources import Csv, Doubt, Files, Lines, Listed, Source
@@ -354,6 +355,16 @@ def test_secrets_are_never_shown() -> None:
     for text in shown:
         assert not any(secret in text for secret in ("s3cr3t", "t0ken", "passw0rd")), text
     assert "http://127.0.0.1:9" in shown[-1]
+
+
+def test_no_part_of_a_secret_is_shown_of_a_long_error() -> None:
+    """Where the middle of the error is left out."""
+    secret = "abcdefgh" * 100
+    source = Files("s3://bucket/x", storage_options={"secret": secret})
+    for before in range(limits.MESSAGE_CHARACTERS - 2 * len(secret), limits.MESSAGE_CHARACTERS, len(secret) // 2):
+        text = source._tree._error_text(ValueError(f"{'.' * before}{secret}{'.' * 5000}"))  # type: ignore[attr-defined]
+        assert "abc" not in text
+        assert len(text) < limits.MESSAGE_CHARACTERS + 100
 
 
 def test_what_has_to_be_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

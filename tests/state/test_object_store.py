@@ -355,3 +355,42 @@ def test_a_cache_of_somebody_else(states: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     with pytest.raises(UsageError, match="belongs to another user"):
         run_plan(plan_of(tmp_path), states, checked=False)
+
+
+def data_objects(root: Any) -> list[ObjectPath]:
+    """The data files that are live after a run of one wave."""
+    return [path for path, _ in objects.walk(root) if path.parent.name in ("documents", "ledger")]
+
+
+def test_fsck_reads_the_objects(states: str, tmp_path: Path) -> None:
+    """Not the copies of them that this machine keeps, which may be whole though an object is not."""
+    plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
+    write(tmp_path, one="1", two="2")
+    assert run_plan(plan, states, checked=False).exit == 0
+    damaged = data_objects(root)
+    for path in damaged:
+        assert objects.cached_path(path).exists()
+        path.store.put(path.key, files.read(path).replace(b"PAR1", b"PAR2"))
+    delta.forget_logs()
+    assert {finding.path for finding in operations.check(root)} == {str(path) for path in damaged}
+
+
+def test_a_damaged_copy_of_an_object_is_fetched_again(states: str, tmp_path: Path) -> None:
+    """After the next try: a power cut may leave copies cut off, and the objects are as they were."""
+    plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
+    write(tmp_path, one="1", two="2")
+    assert run_plan(plan, states, checked=False).exit == 0
+    copies = [objects.cached_path(path) for path in data_objects(root)]
+    for copy in copies:
+        copy.write_bytes(b"")
+    delta.forget_logs()
+    assert operations.check(root) == []
+    for copy in copies:
+        copy.write_bytes(copy.read_bytes()[:-20])
+    for _ in copies:
+        try:
+            account.history(root, "one.txt", plan)
+        except StateDamaged as e:
+            assert "a copy" in str(e)
+            assert "run again" in str(e)
+    assert [e["status"] for e in account.history(root, "one.txt", plan)] == ["INDEXED"]

@@ -209,4 +209,4 @@ def _report_usage(raised: Exception) -> None:
         print(message, file=sys.stderr)
         return
     message = message.replace(": Value error, ", ": ")  # pydantic's prefix, by which typer checks
-    print_error(f"{message} `{path} --help` lists what it accepts.")
+    print_error(f"{message.rstrip('.')}. `{path} --help` lists what it accepts.")

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from ferryman.engine.commands import count_concerned
 from ferryman.errors import FerrymanError, UsageError
 from ferryman.intake import Assembly, Batch, Job, JobQueue, StateError
 from ferryman.intake.items import Item
+from ferryman.limits import plural
 from ferryman.operations import submit_command
 from ferryman.plan import keyed_nodes
 from ferryman.records.rows import display_status, parse_status, reason_of
@@ -40,6 +41,7 @@ _COMMANDS: Final = {
 
 _FIELDS: Final = ("status", "document", "destination", "source", "reason")
 _SHOWN: Final = 200
+_NAMED_ERRORS: Final = 3
 _WHY_CHARACTERS: Final = 500
 
 
@@ -211,14 +213,12 @@ def _release(opened: JobQueue, item: Item, message: str, priority: str) -> str:
 
 
 def _requeue(opened: JobQueue, item: Item, message: str, priority: str) -> str:
+    number = _number(priority)
     if isinstance(item, Batch):
-        jobs = [opened.load_job(name) for name in item.failed_jobs]
-        for job in jobs:
-            job.requeue(message, None, _number(priority))
-        return f"{len(jobs)} jobs requeued"
+        return _each(opened, item.failed_jobs, lambda job: job.requeue(message, None, number), "requeued")
     if not isinstance(item, Job):
         raise UsageError("requeue is for failed jobs, and for batches with failed jobs.")
-    item.requeue(message, None, _number(priority))
+    item.requeue(message, None, number)
     return item.status
 
 
@@ -231,14 +231,28 @@ def _prioritize(opened: JobQueue, item: Item, message: str, priority: str) -> st
     number = _number(priority)
     if number is None:
         raise UsageError("Give a priority: a number from 0, which is most urgent.")
-    jobs: list[Item] = [item]
     if isinstance(item, Batch):
-        jobs = [opened.load_job(name) for name in item.processing_jobs]
-    for job in jobs:
-        if not isinstance(job, Job):
-            raise UsageError("prioritize is for jobs and batches.")
-        job.set_priority(number)
+        return _each(opened, item.processing_jobs, lambda job: job.set_priority(number), f"with priority {number}")
+    if not isinstance(item, Job):
+        raise UsageError("prioritize is for jobs and batches.")
+    item.set_priority(number)
     return f"priority {number}"
+
+
+def _each(opened: JobQueue, ids: Sequence[str], act: Callable[[Job], None], done: str) -> str:
+    """Do something with each of a batch's jobs, whatever becomes of the others; return how many it was done with, and
+    why not with the others."""
+    errors = []
+    for id in ids:
+        try:
+            act(opened.load_job(id))
+        except FerrymanError as e:
+            errors.append(f"{id}: {e}")
+    counted = f"{plural(len(ids) - len(errors), 'job', 'jobs')} {done}"
+    if not errors:
+        return counted
+    more = f"; and {len(errors) - _NAMED_ERRORS} more" if len(errors) > _NAMED_ERRORS else ""
+    return f"{counted}, {len(errors)} not: {'; '.join(errors[:_NAMED_ERRORS])}{more}"
 
 
 def _report(opened: JobQueue, item: Item, message: str, priority: str) -> str:

@@ -16,6 +16,7 @@ afterwards.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -99,6 +100,7 @@ class Run:
         self._scan_stopped = False
         """The last full scan, or one since, stopped early because too much is pending."""
         self._backlog_reported = self._endless = False
+        self._reported_at = -math.inf
         self._waited = 0.0
         self.logs_have_grown = False
         """A log has entries that were not there when it was read."""
@@ -139,8 +141,10 @@ class Run:
             return self._run(every, watch)
 
     def close(self) -> None:
-        """End the queries of streams, which a run that has ended does not read."""
+        """End what goes on beside the run: the queries of streams, and mirrors."""
         self._logs.close()
+        if self._mirrors is not None:
+            self._mirrors.end(0.0)
 
     def _run(self, every: float | None, watch: EventWatch | None) -> Summary:
         self.recover()
@@ -217,9 +221,13 @@ class Run:
         self._observer.waits()
         return not (scan is True and self._listing_incomplete)
 
-    def report(self) -> None:
+    def report(self, least_s: float = 0.0) -> None:
         """Have destinations maintain what they hold, record what targets have, report hints at mistakes in the plan,
-        and send notifications, see ``notify``."""
+        unless that was less than ``least_s`` seconds ago; and send notifications, see ``notify``."""
+        if time.monotonic() < self._reported_at + least_s:
+            self.notify(least_s)
+            return
+        self._reported_at = time.monotonic()
         for line in self._dispatcher.maintain():
             self._add_message_once(line)
         self._targets.remember()
@@ -227,7 +235,7 @@ class Run:
             self._add_message_once(hint)
         for message in self._mirrors.messages() if self._mirrors is not None else ():
             self._add_message_once(WARNING + message)
-        self.notify()
+        self.notify(least_s)
 
     def notify(self, least_s: float = 0.0) -> None:
         """Notify the plan's targets of news since the last notification, unless that was less than ``least_s`` seconds
@@ -503,11 +511,15 @@ class Run:
 
     # -- the end ---------------------------------------------------------------------------------
 
+    def end_mirrors(self) -> None:
+        """Let mirrors finish what they do, for some seconds at most, and report those that are behind."""
+        for message in self._mirrors.end() if self._mirrors is not None else ():
+            self._add_message(WARNING + message)
+
     def finish(self) -> Summary:
         """Return the run's summary: what was done and what is left."""
         summary = self._summary
-        for message in self._mirrors.end() if self._mirrors is not None else ():
-            self._add_message(WARNING + message)
+        self.end_mirrors()
         summary.remembered = self._answers.finish()
         for name, value in outstanding_for_driver(self._state).items():
             setattr(summary, name, value)

@@ -329,10 +329,10 @@ class BackgroundMirrors:
         """Return what went wrong since the last call."""
         return [text for each in self._workers for text in each.take_messages()]
 
-    def end(self) -> list[str]:
-        """End the threads: each may finish what it does if it gets on, for ``limits.MIRROR_END_S`` at most; return
-        messages about mirrors that are behind."""
-        until = time.monotonic() + limits.MIRROR_END_S
+    def end(self, wait_s: float = limits.MIRROR_END_S) -> list[str]:
+        """End the threads: each may finish what it does if it gets on, for so many seconds at most; return messages
+        about mirrors that are behind."""
+        until = time.monotonic() + wait_s
         for each in self._workers:
             each.end()
         for each in self._workers:
@@ -375,7 +375,8 @@ class _MirrorThread:
             self._report("it is behind, and the run has ended")
 
     def take_messages(self) -> list[str]:
-        taken, self._messages = self._messages, []
+        taken = self._messages[:]
+        del self._messages[: len(taken)]  # the thread may be about to append to this very list
         return taken
 
     def _work(self) -> None:

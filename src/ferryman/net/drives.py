@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -21,7 +22,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ferryman import limits
-from ferryman.errors import UsageError, hide_secrets, plain_text
+from ferryman.errors import UsageError, hide_secrets, plain_text, shortened
 from ferryman.net.faults import is_connection_error
 
 _R = TypeVar("_R")
@@ -222,9 +223,11 @@ class Drive:
 
     def error_text(self, error: BaseException) -> str:
         """Return an error's text on one line, without secrets."""
-        text = " ".join(plain_text(error).split()) or type(error).__name__
-        text = hide_secrets(text, [*_secrets(self._options), self._password, *_USER.findall(self.url)])
-        return _QUERY.sub("?…", text) if "://" in text else text
+        secrets = [*_secrets(self._options), self._password, *_USER.findall(self.url)]
+        # before it is shortened, which might leave a part of a secret
+        text = hide_secrets(plain_text(error, sys.maxsize), secrets)
+        text = " ".join(text.split()) or type(error).__name__
+        return shortened(_QUERY.sub("?…", text) if "://" in text else text, limits.MESSAGE_CHARACTERS)
 
     # --- clients of our own -------------------------------------------------------------------------------------------
 

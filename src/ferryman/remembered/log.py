@@ -93,9 +93,19 @@ class LogName(NamedTuple):
         return f"{self.plan}~{self.wave}~{self.id}{SUFFIX}"
 
     @classmethod
-    def new(cls, plan: str, wave: int) -> LogName:
-        """Return a name for a new log; names sort by their time."""
-        return cls(plan, wave, f"{time.time_ns():019d}-{uuid.uuid4().hex[:16]}")
+    def new(cls, plan: str, wave: int, began_us: int | None = None) -> LogName:
+        """Return a name for a new log; names sort by their time.
+
+        Args:
+            began_us: time of the log, µs since 1970; None: now.
+        """
+        began_ns = time.time_ns() if began_us is None else began_us * 1000
+        return cls(plan, wave, f"{began_ns:019d}-{uuid.uuid4().hex[:16]}")
+
+    @property
+    def began_us(self) -> int:
+        """Return the log's time, µs since 1970: no call in it has begun before."""
+        return int(self.id.partition("-")[0]) // 1000
 
     @classmethod
     def parse(cls, name: str) -> LogName | None:

@@ -23,6 +23,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+
 from ferryman import crash
 from ferryman.records.rows import now_us
 from ferryman.remembered import log
@@ -121,15 +123,29 @@ class AnswerReader:
 
     def find(self, key: bytes) -> RememberedAnswer | None:
         """Return the newest answer to an input that was not forgotten; None: there is none."""
+        answer = self._newest(key)
+        return None if answer is None or answer.created <= self.forgotten_us(key) else answer
+
+    def forgotten_us(self, key: bytes) -> int:
+        """Return the time up to which answers to an input do not count, µs since 1970; 0: it was not forgotten."""
+        return self._forgotten.get(key, 0)
+
+    def is_in_doubt(self, key: bytes) -> bool:
+        """Return whether a call for an input has begun of which no end was noted, and no answer came since: the logs of
+        two tasks do not say whose call was the later one."""
+        if (name := self.begun.get(key)) is None:
+            return False
+        answer, parsed = self._newest(key), log.LogName.parse(name)
+        return answer is None or parsed is None or answer.created < parsed.began_us
+
+    def _newest(self, key: bytes) -> RememberedAnswer | None:
         answer = None
         if (place := self._places.get(key)) is not None:
             answer = log.read_answer(self._log_folder / place.log, place.position)
             if answer is None:  # the log has gone into the table, or is damaged
                 self._places.pop(key)
                 self.refresh()
-        if answer is None:
-            answer = self.table.find(key)
-        return None if answer is None or answer.created <= self._forgotten.get(key, 0) else answer
+        return self.table.find(key) if answer is None else answer
 
     def finds(self, key: bytes, remember: Remember) -> RememberedAnswer | None:
         """Return the answer to an input if it has not expired."""
@@ -195,7 +211,7 @@ class AnswerStore:
             if not (keys := sorted(taken - answered)):
                 return set()
             dead = self._claims.left_by_dead()
-            doubted = [key for key in keys if key in self._reader.begun or key in dead - self._reader.doubted]
+            doubted = [key for key in keys if self._reader.is_in_doubt(key) or key in dead - self._reader.doubted]
             records: list[Record] = [Begun(keys, [documents[key] for key in keys])]
             if doubted:
                 records.insert(0, Doubted(doubted))
@@ -210,7 +226,7 @@ class AnswerStore:
         """Note answers durably, and calls that ended without one; then give the claims back (5)."""
         with self._lock:
             keys = list(dict.fromkeys(each.key for each in failed))
-            records = [Answered(given.key, answer) for given, answer in answered]
+            records = [Answered(given.key, self._after_forgotten(given.key, answer)) for given, answer in answered]
             ended: list[Record] = [Ended(keys)] if keys else []
             places = self._append([*ended, *records], durable=bool(records))
             for record, place in zip(reversed(records), reversed(places), strict=False):
@@ -219,6 +235,10 @@ class AnswerStore:
             if records:
                 crash.point("remembered.answered")
             self.release({*keys, *(record.key for record in records)})
+
+    def _after_forgotten(self, key: bytes, answer: RememberedAnswer) -> RememberedAnswer:
+        """Return a new answer so that it counts, also if one from a clock that is ahead was forgotten."""
+        return msgspec.structs.replace(answer, created=max(answer.created, self._reader.forgotten_us(key) + 1))
 
     def release(self, keys: Iterable[bytes]) -> None:
         """Give claims back. Without a note about its end a call stays in doubt."""

@@ -15,7 +15,7 @@ import contextlib
 import time
 import uuid
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -91,20 +91,22 @@ class _Folded:
         self.forgotten: dict[bytes, int] = {}
         self.pairs: list[bytes] = []
         self.used: set[bytes] = set()
-        self.begun: dict[bytes, bytes] = {}
-        """Key -> document of calls that did not end."""
+        self.begun: dict[bytes, tuple[bytes, int]] = {}
+        """Key -> document, and time of the log, of calls that did not end."""
         self.counts: Counter[str] = Counter()
 
     def read(self, path: StatePath, name: str) -> Counter[str]:
         """Read a log; return what it says: calls, hits and so on."""
         version, cost = "", 0.0
         counts: Counter[str] = Counter()
+        parsed = LogName.parse(name)
+        began_us = 0 if parsed is None else parsed.began_us
         for record in log.all_records(path):
             match record:
                 case Header():
                     version, cost = record.version, record.cost
                 case Begun(keys, documents):
-                    self.begun.update(zip(keys, documents, strict=True))
+                    self.begun.update((key, (each, began_us)) for key, each in zip(keys, documents, strict=True))
                     self.pairs += map(bytes.__add__, documents, keys)
                     counts.update(calls=len(keys), spent=round(len(keys) * cost))
                 case Used(keys, documents):
@@ -200,7 +202,7 @@ class StoreKeeper:
         self._documents.add(keys_array(folded.pairs, 2 * KEY_BYTES), now)  # 2
         if max_bytes is not None:
             self._used.add(keys_array(folded.used), now)
-        carried = self._carry_over(folded)
+        carried = self._carry_over(folded, table)
         adds, removes = self._write(table, folded)  # 3
         totals = {f"ferryman.{name}": self._total(table, name) + folded.counts[name] for name in _COUNTS}
         if not table.commit(adds, removes, totals, {FOLDED: folded.names}):  # 4
@@ -254,15 +256,21 @@ class StoreKeeper:
             table.log.refresh(durable=False)  # nothing relies on it
         return table.size + self._log_bytes(log.log_names(self._log_folder))
 
-    def _carry_over(self, folded: _Folded) -> set[bytes]:
-        """Note calls that did not end in a log of their own, since the log that says so goes."""
-        if folded.begun:
-            writer = LogWriter(self._log_folder, LogName.new(FORGET, 1))
-            keys = sorted(folded.begun)
-            writer.append(Begun(keys, [folded.begun[key] for key in keys]), durable=True)
-            folded.counts["calls"] -= len(keys)  # they are counted with that log
+    def _carry_over(self, folded: _Folded, table: AnswerTable) -> set[bytes]:
+        """Note calls that did not end in logs of their own, of the same time, since the log that says so goes; return
+        their inputs. A call of an input that was answered since has been noted as in doubt."""
+        by_time: dict[int, dict[bytes, bytes]] = defaultdict(dict)
+        for key, (document, began_us) in sorted(folded.begun.items()):
+            row = folded.rows.get(key)
+            answer = table.find(key) if row is None else row.answer
+            if answer is None or answer.created < began_us:
+                by_time[began_us][key] = document
+        for began_us, documents in by_time.items():
+            writer = LogWriter(self._log_folder, LogName.new(FORGET, 1, began_us))
+            writer.append(Begun([*documents], [*documents.values()]), durable=True)
+            folded.counts["calls"] -= len(documents)  # they are counted with that log
             writer.close()
-        return {*folded.begun}
+        return {key for documents in by_time.values() for key in documents}
 
     def _foldable(self, is_settled: Callable[[LogName], bool]) -> list[str]:
         """Return the logs that can go into the table. One that forgets stays as long as an older log does, of which it

@@ -357,6 +357,29 @@ def local_copy(path: StatePath) -> Path:
     return objects.fetch(path) if isinstance(path, ObjectPath) else path
 
 
+def fresh_copy(path: StatePath) -> Path:
+    """Return an immutable file as ``local_copy`` does, an object as it is in the store now.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+    """
+    if isinstance(path, ObjectPath):
+        objects.remove_cached(path)
+    return local_copy(path)
+
+
+def damage_of(file: Path | str, what: str) -> StateDamaged:
+    """Return the error for a data file, or an object given by its URL, that is not what was written. A local copy of an
+    object is removed."""
+    remedy = ""
+    if objects.remove_if_copy(Path(file)):
+        remedy = (
+            "It is a copy of an object on this machine, and was removed: run again, which fetches the object. If that "
+            "is damaged, too, restore it from a copy"
+        )
+    return StateDamaged(str(file), what, remedy)
+
+
 def local_copies(paths: Iterable[StatePath]) -> list[Path]:
     """Return immutable files as local files; objects are fetched several at a time."""
     wanted = list(paths)

@@ -420,6 +420,14 @@ def remove_cached(path: ObjectPath) -> None:
     cached_path(path).unlink(missing_ok=True)
 
 
+def remove_if_copy(file: Path) -> bool:
+    """Remove a file that is the local copy of an object, which the next ``fetch`` makes again; return whether it is."""
+    if not any(file.is_relative_to(folder) for folder in _prepared_folders):
+        return False
+    file.unlink(missing_ok=True)
+    return True
+
+
 def remove_cached_folder(path: ObjectPath) -> None:
     """Remove the local copies of all deleted objects below a folder."""
     shutil.rmtree(cached_path(path), ignore_errors=True)

@@ -30,7 +30,7 @@ from ferryman.errors import StateDamaged
 from ferryman.limits import MIB
 from ferryman.memory import lacks_memory
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import StatePath, local_copies, local_folder, local_path, move_to_state
+from ferryman.storage.files import StatePath, damage_of, local_copies, local_folder, local_path, move_to_state
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -246,7 +246,7 @@ def check_footer(path: Path) -> None:
         raise damage_error(path, e) from e
     name = _NAME.match(path.name)
     if name is None or zlib.crc32(footer) != int(name[2], 16):
-        raise StateDamaged(str(path), "the checksum of its footer does not match its content")
+        raise damage_of(path, "the checksum of its footer does not match its content")
 
 
 def _footer(file: FileIO) -> bytes:
@@ -276,8 +276,8 @@ def damage_error(path: Path | str, error: Exception) -> StateDamaged:
     if lacks_memory(error):
         raise error
     if isinstance(error, FileNotFoundError):
-        return StateDamaged(str(path), "the file is missing")
-    return StateDamaged(str(path), f"cannot be read as Parquet ({str(error).splitlines()[0]})")
+        return damage_of(path, "the file is missing")
+    return damage_of(path, f"cannot be read as Parquet ({str(error).splitlines()[0]})")
 
 
 def uncompressed_bytes(path: str, columns: tuple[str, ...] | None = None) -> int:

@@ -19,9 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ferryman import limits
-from ferryman.errors import StateDamaged
 from ferryman.storage import parquet
-from ferryman.storage.files import local_path
+from ferryman.storage.files import damage_of, local_path
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds  # loads pandas
@@ -195,7 +194,7 @@ def verify(paths: Iterable[Path]) -> None:
     """
     for path in paths:
         if (what := parquet.find_damage(path)) is not None:
-            raise StateDamaged(str(path), what)
+            raise damage_of(path, what)
 
 
 def stream(

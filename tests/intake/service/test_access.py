@@ -14,7 +14,8 @@ import pytest
 from ferryman.cli.app import start
 from ferryman.errors import UsageError
 from ferryman.intake.service import access
-from ferryman.intake.service.access import KEPT_S, request_bundle
+from ferryman.intake.service.access import KEPT_S, BundleConsumer, request_bundle
+from ferryman.intake.service.workspace import Workspace
 from ferryman.intake.store.base import Set
 from tests.intake.service.child import CHILD
 from tests.intake.service.place import Place
@@ -144,6 +145,7 @@ def test_what_cannot_be_had(intake: Place) -> None:
     intake.serve()
     assert damaged.status == "Failed"
     assert "is not what was delivered" in damaged.message
+    assert not list((intake.serving.work / "bundles").iterdir()), "what was written of it takes space"
 
     intake.submit(payload_url=intake.put("d.txt", "d").as_uri(), local_id="dropped")
     intake.serve(keep_originals=False)
@@ -157,14 +159,26 @@ def test_a_bundle_expires(intake: Place) -> None:
     request = request_bundle(intake.queue, ["object 0"], 0)
     intake.serve()
     path = Path(urlsplit(request.token["url"]).path)
-    from ferryman.intake.service.access import BundleConsumer
-    from ferryman.intake.service.workspace import Workspace
-
     found = BundleConsumer(intake.queue, Workspace(intake.serving.work), "small", lambda: None, lambda _: None)
+    left = path.with_name(".tmp-left-by-a-kill")
+    left.write_bytes(b"PK")
     found.expire(time.time())
     assert path.exists()
+    assert left.exists()
     found.expire(time.time() + KEPT_S)
     assert not path.exists()
+    assert not left.exists()
+
+
+def test_an_abandoned_request_that_is_damaged_holds_up_no_other(intake: Place) -> None:
+    """It fails, and the next one is made."""
+    served(intake)
+    requests = [request_bundle(intake.queue, [f"object {n}"], time.time()) for n in range(2)]
+    for each in requests:
+        each.set_status("Processing")  # by consumers that were killed
+    intake.queue.tree.store.commit([Set(f"{requests[0].path}/token", b"{")])
+    intake.serve()
+    assert [each.status for each in requests] == ["Failed", "Completed"]
 
 
 def test_killed_over_it(place: Path) -> None:

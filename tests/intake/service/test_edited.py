@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from ferryman.cli.app import start
-from ferryman.errors import UsageError
-from ferryman.intake import StateError
+from ferryman.errors import PermanentError, UsageError
+from ferryman.intake import Job, StateError
 from ferryman.intake.service.payload import edit_configuration
+from ferryman.intake.service.stages import Notify, StageResult
 from tests.intake.service.place import Place
 
 
@@ -103,3 +104,24 @@ def test_only_failed_jobs_are_edited(intake: Place, capsys: pytest.CaptureFixtur
     assert requeue(intake, job.id, batch.id, "--set", "size=1") == 2
     assert requeue(intake, batch.id, "--set", "size=1") == 2
     assert "one job" in capsys.readouterr().err
+
+
+@pytest.mark.rule("intake.edited")
+def test_the_kept_originals_are_those_of_the_new_manifest(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the job has failed after those of the old one were kept."""
+
+    def refuse(stage: Notify, job: Job) -> StageResult:
+        raise PermanentError("its submitter refuses the notification")
+
+    intake.submit(manifest_url=intake.manifest([intake.row("a.txt", "old", local_id="map-1")]))
+    with monkeypatch.context() as patched:
+        patched.setattr(Notify, "work", refuse)
+        intake.serve()
+    (job,) = map(intake.queue.load_job, intake.jobs())
+    assert (job.status, job.last_successful_status) == ("Failed", "Recording")
+    intake.manifest([intake.row("a.txt", "new one"), intake.row("b.txt", "another")], "new.csv")
+    assert requeue(intake, job.id, "--manifest", str(intake.folder / "new.csv")) == 0
+    intake.serve()
+    assert (job.status, job.store["files"], job.store["bytes"]) == ("Completed", 2, len("new oneanother"))
+    originals = intake.serving.work / "originals" / job.id / "files"
+    assert {path.name: path.read_text() for path in originals.iterdir()} == {"a.txt": "new one", "b.txt": "another"}

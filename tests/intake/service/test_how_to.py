@@ -62,3 +62,16 @@ def test_the_first_signal_stops_gracefully() -> None:
         raise ConnectionError("the JVM has heard it too")
     assert graceful.requested
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_service_with_nohup_goes_on_without_its_terminal() -> None:
+    """As a run does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with serve.GracefulStop() as graceful:
+            graceful.install_handlers()  # again, after Spark's start
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not graceful.stop.is_set()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -207,6 +207,24 @@ def test_each_way_is_told_once(mailbox: tuple[KeptMails, str]) -> None:
     assert (len(box.mails), len(receiver.told)) == (1, 1)
 
 
+def test_a_refusal_is_reported_when_the_other_way_has_succeeded(mailbox: tuple[KeptMails, str]) -> None:
+    """Also if that had to be tried again, and only then: the batch's message says why."""
+    box, url = mailbox
+    from ferryman.intake.service.reports import Callback
+    from ferryman.net.allowed_addresses import Reach
+
+    with Receiver(404) as receiver:
+        told = BatchReports(Callback(reach=Reach((), ("127.0.0.1",)), tries=1, pause_s=0), Mail(url, pause_s=0))
+        box.answers = ["451 later"] * 3
+        submitted = {**TO, "response_url": receiver.url}
+        with pytest.raises(TransientError, match="451"):
+            told.send(submitted, WHAT)
+        with pytest.raises(PermanentError, match="404"):
+            told.send(submitted, WHAT)
+        assert len(box.mails) == 1
+        assert told.send(submitted, {**WHAT, "id": "b/report/2"})
+
+
 def test_answers_of_the_server(mailbox: tuple[KeptMails, str]) -> None:
     """One that passes is tried again; one that stays is the end; no server is one that passes."""
     box, url = mailbox

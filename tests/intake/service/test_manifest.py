@@ -162,3 +162,11 @@ def test_no_place_for_a_file(path: str) -> None:
 def test_secrets_are_not_shown() -> None:
     """User, password and query of a URL appear in no message."""
     assert redact("https://me:secret@host:8443/a?token=secret") == "https://host:8443/a?…"
+
+
+def test_objects_whose_names_have_slashes_have_keys_of_their_own() -> None:
+    """Else one of them would be taken for the other, and no job be made of it, after a kill."""
+    rows = [f"https://e.org/{n}.txt,{names}\n" for n, names in enumerate(("a,b/c", "a/b,c", "a%2Fb,c", ",a/b/c"))]
+    text = "url,profile_name,local_id\n" + "".join(rows)
+    objects = group_by_object(parse_manifest(text.encode(), "https://e.org/m.csv"))
+    assert len({one.key for one in objects}) == 4

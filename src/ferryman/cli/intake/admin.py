@@ -65,24 +65,34 @@ def release(ids: Ids = None, collection: Collection = None, queue: QueueUrl = No
     A released collection is not on hold any more, and all its held jobs are Pending again. `unlock collection NAME`
     only ends the hold.
     """
+    from ferryman.intake import NodeInvalid
     from ferryman.intake.queue import effective_collection
 
     with open_queue(queue) as job_queue:
         _refuse_no_target(ids, collection)
         names = list(ids or [])
+        damaged: dict[str, NodeInvalid] = {}
+
+        def release_item(name: str) -> str:
+            if name in damaged:
+                raise damaged[name]
+            return _release(load_item(job_queue, name))
+
         if collection is not None:
             job_queue.locks.unlock("collection", collection)
-            held_jobs = [
-                name
-                for name in job_queue.list_jobs("Held")
-                if effective_collection(job_queue.tree, job_queue.load_job(name)) == collection
-            ]
+            held_jobs = []
+            for name in job_queue.list_jobs("Held"):
+                try:
+                    if effective_collection(job_queue.tree, job_queue.load_job(name)) == collection:
+                        held_jobs.append(name)
+                except NodeInvalid as e:  # of which collection it is, is not known
+                    damaged[name] = e
             print_line(
                 f"collection {collection}: not on hold, "
                 f"{len(held_jobs)} held {'job' if len(held_jobs) == 1 else 'jobs'}"
             )
-            names += held_jobs
-        apply_to_each(names, lambda name: _release(load_item(job_queue, name)))
+            names += [*held_jobs, *damaged]
+        apply_to_each(names, release_item)
 
 
 def requeue(

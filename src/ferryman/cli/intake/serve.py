@@ -257,7 +257,9 @@ class GracefulStop:
 
     def __enter__(self) -> GracefulStop:
         for number in SIGNALS:
-            self._previous_handlers[number] = signal.getsignal(number)
+            handler = signal.getsignal(number)
+            if number != signal.SIGHUP or handler is not signal.SIG_IGN:  # nohup: it goes on without its terminal
+                self._previous_handlers[number] = handler
         self.install_handlers()
         return self
 
@@ -267,7 +269,7 @@ class GracefulStop:
 
     def install_handlers(self) -> None:
         """Handle the signals in this object from now on."""
-        for number in SIGNALS:
+        for number in self._previous_handlers:
             signal.signal(number, self._handle_signal)
 
     @contextmanager

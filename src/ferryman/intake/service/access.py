@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ferryman import crash
+from ferryman import crash, limits
 from ferryman.errors import FerrymanError, UsageError, message_of
 from ferryman.intake import Assembly, Job, JobQueue, LockLost, NodeInvalid, QueueLost, StateError
 from ferryman.intake import job as inventory
@@ -21,7 +21,7 @@ from ferryman.intake.nodes import decode_node, format_time, job_path
 from ferryman.intake.service.errors import StopRequested
 from ferryman.intake.service.workspace import Workspace
 from ferryman.limits import MIB
-from ferryman.storage import files
+from ferryman.storage import disk, files
 
 SMALL_BYTES: Final = 256 * MIB
 """Size in bytes above which a bundle goes to the large queue, so that small bundles wait only for small ones."""
@@ -107,7 +107,7 @@ class BundleConsumer:
     """Consumer of one access queue.
 
     1. Acquire a request, which is then in Processing.
-    2. Write the zip under a temporary name, then rename it.
+    2. Write the zip under a temporary name of its own, then rename it.
     3. Add its location and expiry time to the token; the request is then Completed.
 
     If the consumer is killed in between, the request is in Processing and not locked: it is acquired again, and done
@@ -160,10 +160,12 @@ class BundleConsumer:
             request.unlock()
 
     def expire(self, now: float) -> None:
-        """Remove bundles older than ``KEPT_S`` seconds."""
-        for path in (self._work.root / "bundles").glob("*.zip"):
+        """Remove bundles older than ``KEPT_S`` seconds, and what kills have left of others."""
+        folder = self._work.root / "bundles"
+        for path in folder.glob("*.zip"):
             if now - path.stat().st_mtime >= KEPT_S:
                 path.unlink(missing_ok=True)
+        files.remove_temporary(folder, now - limits.TEMPORARY_S)
 
     def has_work(self) -> bool:
         """Return whether any request is waiting or in progress."""
@@ -182,23 +184,25 @@ class BundleConsumer:
             return None
         self._next_poll = now + ABANDONED_POLL_S
         for request_id in self._queue.list_assemblies(self._size, "Processing"):
-            request = self._queue.load_assembly(self._size, request_id)
-            if request.lock():
-                if request.status == "Processing":
-                    return request
-                request.unlock()
+            request = Assembly(self._queue.tree, self._size, request_id)  # one that is damaged fails when it is built
+            with suppress(NodeInvalid):  # it was removed
+                if request.lock():
+                    if request.status == "Processing":
+                        return request
+                    request.unlock()
         return None
 
     def _build(self, request: Assembly) -> None:
         token = {**request.token, "delivery-node": socket.gethostname(), "status": "Processing"}
         request.set_token(token)
         path = self._work.bundle(self._size, request.id)
-        temporary = path.with_suffix(".part")
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as bundle:  # 2
-            for name, source, stored in self._contents(token):
-                _add(bundle, name, source, stored, self._raise_if_stopping)
-        files.fsync_file(temporary)
-        os.replace(temporary, path)
+        temporary = disk.temporary_name(path)  # of this attempt alone: one that lost its lock may go on writing
+        with disk.discard_if_left(temporary):  # 2
+            with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as bundle:
+                for name, source, stored in self._contents(token):
+                    _add(bundle, name, source, stored, self._raise_if_stopping)
+            files.fsync_file(temporary)
+            os.replace(temporary, path)
         files.fsync_folder(path.parent)
         crash.point("access.bundled")
         until = dt.datetime.now(dt.UTC).timestamp() + KEPT_S

@@ -134,9 +134,16 @@ def group_by_object(rows: Iterable[ManifestRow]) -> list[ManifestObject]:
         key = (row.collection, row.local_id) if row.local_id else ("", f"\0{row.line}")
         rows_by_key.setdefault(key, []).append(row)
     return [
-        ManifestObject(f"{collection}/{local}" if local[0] != "\0" else f"line {local[1:]}", _assign_paths(lines))
+        ManifestObject(_key_of(collection, local), _assign_paths(lines))
         for (collection, local), lines in rows_by_key.items()
     ]
+
+
+def _key_of(collection: str, local: str) -> str:
+    """Return the key of an object; collections and local ids may have slashes in them."""
+    if local[0] == "\0":
+        return f"line {local[1:]}"
+    return f"{collection.replace('%', '%25').replace('/', '%2F')}/{local}"
 
 
 class _ManifestLines:

@@ -336,7 +336,8 @@ class BatchReports:
     def __init__(self, callback: Callback, mail: Mail | None) -> None:
         self._callback, self._mail = callback, mail
         self._channels: list[Callback | Mail] = [callback, *([mail] if mail else [])]
-        self._sent: dict[str, set[int]] = {}
+        self._outcomes: dict[str, dict[int, DeliveryError | None]] = {}
+        """Report -> channel -> why it refused for good, None: it was sent; while another one is to be tried again."""
 
     def check(self, submission: Mapping[str, Any]) -> None:
         """Check the channels that a submission names. Raises as ``Callback.check``."""
@@ -345,7 +346,7 @@ class BatchReports:
     def with_callback(self, callback: Callback) -> BatchReports:
         """Return a sender with another callback; both know what the other has sent."""
         reports = BatchReports(callback, self._mail)
-        reports._sent = self._sent
+        reports._outcomes = self._outcomes
         return reports
 
     def send(self, submission: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
@@ -358,23 +359,23 @@ class BatchReports:
             StopRequested.
         """
         id = str(content["id"])
-        sent = self._sent.setdefault(id, set())
-        errors: list[DeliveryError] = []
+        outcomes = self._outcomes.setdefault(id, {})
+        temporary: list[TransientError] = []
         has_channel = False
         for number, channel in enumerate(self._channels):
-            if number in sent:
+            if number in outcomes:
                 has_channel = True
                 continue
             try:
                 has_channel |= channel.send(submission, content)
-                sent.add(number)
+                outcomes[number] = None
+            except TransientError as e:
+                temporary.append(e)
             except DeliveryError as e:
-                errors.append(e)
-                if not isinstance(e, TransientError):
-                    sent.add(number)  # refused permanently; other channels may still have to be tried
-        temporary = [e for e in errors if isinstance(e, TransientError)]
+                outcomes[number] = e  # other channels may still have to be tried
         if not temporary:
-            self._sent.pop(id, None)
-        for error in [*temporary, *errors]:
-            raise error
+            del self._outcomes[id]
+        for error in [*temporary, *outcomes.values()]:
+            if error is not None:
+                raise error
         return has_channel

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -166,26 +166,31 @@ def _process(
     run = Run(state, runner, _StopBetweenWaves(observer, stop), RunSettings(wait=0))
     jobs = consumers.jobs
     processing = ProcessingConsumer(queue, run, state, consumers.print_line, stop, turn_size=turn_size, jobs=jobs)
-    try:
-        run.recover()
-        jobs.free_places = processing.free_places
-        while not stop.is_set():
-            try:
-                if not processing.turn():
-                    run.notify(limits.NOTIFY_EVERY_S)
+    with closing(run):
+        try:
+            run.recover()
+            jobs.free_places = processing.free_places
+            while not stop.is_set():
+                try:
+                    has_worked = processing.turn()
+                    run.report(limits.NOTIFY_EVERY_S)
+                    if has_worked:
+                        continue
                     if _is_over(consumers, processing, serving, stop):
+                        run.report()
                         stop.set()
-                        return
+                        break
                     processing.wait(POLL_S if serving.once else IDLE_POLL_S)
-            except QueueLost as e:
-                consumers.print_line(str(e))
-                stop.wait(QUEUE_LOST_RETRY_S)
-    except StopRequested:
-        return
-    finally:
-        with suppress(QueueLost):
-            jobs.release_processing()
-            processing.release()
+                except QueueLost as e:
+                    consumers.print_line(str(e))
+                    stop.wait(QUEUE_LOST_RETRY_S)
+        except StopRequested:
+            pass
+        finally:
+            with suppress(QueueLost):
+                jobs.release_processing()
+                processing.release()
+        run.end_mirrors()
 
 
 def _is_over(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -259,9 +261,14 @@ class Downloading(JobStage):
     ) -> tuple[list[StoredFile], list[FetchedFile], str]:
         """Return the job's files, those of them that still have to be published, and what to add to the message."""
         budget = SpaceBudget(self._work, self._full, job.space_needed)
-        fetcher = fetcher.with_reservation(budget.reserve)
+
+        def reserve(size: int) -> None:
+            _refuse_lost(job)  # before each write: whoever has the job now writes to the same files
+            budget.reserve(size)
+
+        fetcher = fetcher.with_reservation(reserve)
         if is_container(job):
-            files, left_out = self._fetch_and_unpack(job, entries, fetcher, budget)
+            files, left_out = self._fetch_and_unpack(job, entries, fetcher, reserve)
             return files, [], f"; {left_out} files of the macOS Finder are left out" if left_out else ""
         fetched = self._fetch_files(job, entries, fetcher)
         pairs = zip(entries, fetched, strict=True)
@@ -273,8 +280,7 @@ class Downloading(JobStage):
     ) -> tuple[UnsyncedFiles, ...]:
 
         def publish() -> None:  # 2
-            if not job.locked:
-                raise TryLater("its lock is lost")
+            _refuse_lost(job)
             try:
                 for one in fetched:
                     one.publish()
@@ -297,21 +303,20 @@ class Downloading(JobStage):
         folder = self._work.files(job.id)
 
         def fetch(entry: ManifestEntry) -> FetchedFile:
-            if not job.locked:
-                raise TryLater("its lock is lost")
+            _refuse_lost(job)
             return fetcher.fetch_unsynced(entry.url, folder / entry.path, entry.digest, entry.size)
 
         return fetch_in_parallel(fetch, entries, PARALLEL_FETCHES)
 
     def _fetch_and_unpack(
-        self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher, budget: SpaceBudget
+        self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher, reserve: Callable[[int], None]
     ) -> tuple[list[StoredFile], int]:
         """Return the files of the container, and how many were left out."""
         (entry,) = entries
         container = self._work.job(job.id) / CONTAINER_FILE
         fetcher.fetch_file(entry.url, container, entry.digest, entry.size)
         folder = self._work.files(job.id)
-        left_out = workspace.unpack(container, folder, self._raise_if_stopping, name=entry.path, reserve=budget.reserve)
+        left_out = workspace.unpack(container, folder, self._raise_if_stopping, name=entry.path, reserve=reserve)
         disk.fsync_tree(folder)
         files = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -345,11 +350,9 @@ class Storing(JobStage):
         if not self._keep:
             return StageResult("its originals are not kept")
         kept = originals / inventory.INVENTORY_NAME
-        if (working_folder / inventory.INVENTORY_NAME).exists() and not kept.exists():
+        if (working_folder / inventory.INVENTORY_NAME).exists():
             (working_folder / CONTAINER_FILE).unlink(missing_ok=True)  # left by a kill
-            if originals.exists():
-                shutil.rmtree(originals, ignore_errors=True)  # partial result of a kill
-            working_folder.replace(originals)  # removed in a single step
+            _replace_folder(originals, working_folder)
         try:
             files = list(inventory.read_inventory(kept))
         except FileNotFoundError:
@@ -420,6 +423,15 @@ class Notify(JobStage):
         return StageResult("its submitter was notified" if is_sent else "")
 
 
+def _refuse_lost(job: Job) -> None:
+    """
+    Raises:
+        TryLater: the lock of the job is lost, so that another process may be working on it.
+    """
+    if not job.locked:
+        raise TryLater("its lock is lost")
+
+
 def _is_local(entry: ManifestEntry) -> bool:
     return entry.url.startswith("file:")
 
@@ -427,6 +439,24 @@ def _is_local(entry: ManifestEntry) -> bool:
 def _object_name(job: Job) -> str:
     """Return the object's name for locks; "" if the submitter gave none."""
     return str(job.identifiers.get("primary_id") or "")
+
+
+def _replace_folder(folder: Path, new: Path) -> None:
+    """Put a new folder in the place of another one, if there is one: a single step then, since nobody else has it.
+
+    Raises:
+        TryLater: another process, which has the lock now, was faster; nothing was changed.
+    """
+    aside = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")  # a kill leaves it to ``Workspace.sweep``
+    with suppress(FileNotFoundError):
+        folder.rename(aside)
+    try:
+        new.rename(folder)
+    except FileNotFoundError:
+        with suppress(FileNotFoundError):
+            aside.rename(folder)
+        raise TryLater("another one has stored its originals", 0.0) from None
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _folders_below(paths: Iterable[Path], below: Path) -> list[Path]:
