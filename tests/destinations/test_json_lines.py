@@ -75,6 +75,18 @@ def test_a_folder_among_the_files_is_not_read(tmp_path: Path) -> None:
     assert out.highest_sequence() == 1
 
 
+def test_a_damaged_line_is_missing_from_the_inventory(tmp_path: Path) -> None:
+    """Also if it is JSON but for a byte that is not UTF-8: the other lines are read."""
+    out = JsonLines(tmp_path / "out")
+    out.check()
+    context = DestinationContext("plan", 1, "out", 1, Guarantee.AT_LEAST_ONCE)
+    out.write([delivery("café", 7), delivery("tea", 8), delivery("milk", 9)])
+    [path] = (tmp_path / "out").glob("*.jsonl")
+    path.write_bytes(path.read_bytes().replace("café".encode(), b"caf\xe9").replace(b'"tea"', b'"te'))
+    assert [stored.id for stored in out.inventory(context)] == ["milk"]
+    assert [stored.id for stored in out.newer_than(0)] == ["milk"]
+
+
 def test_bytes_that_are_no_text_are_kept_as_base64(tmp_path: Path) -> None:
     """Nothing of a document is lost or replaced."""
     out = JsonLines(tmp_path / "out")

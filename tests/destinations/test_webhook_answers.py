@@ -39,6 +39,15 @@ def test_outcomes_are_told_one_by_one(receiver: Receiver) -> None:
     assert outcomes[2].why == "no such shelf"
 
 
+def test_outcomes_as_libraries_write_them(receiver: Receiver) -> None:
+    """Python's and JavaScript's write half a character of a text that was cut, Python's NaN, .NET's a byte order
+    mark. What was refused is not taken for delivered."""
+    said = [{"hash": d.hash, "outcome": "permanent", "why": "no \ud83d", "score": float("nan")} for d in THREE]
+    receiver.answer = lambda _: Reply(200, json.dumps({"outcomes": said}).encode("utf-8-sig"))
+    outcomes = opened(receiver).write(THREE)
+    assert [(o.kind, o.why) for o in outcomes] == [("permanent", "no ?")] * 3
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -50,6 +59,9 @@ def test_outcomes_are_told_one_by_one(receiver: Receiver) -> None:
         (b'{"outcomes": []}', "unknown"),
         (b'{"outcomes": "ok"}', "unknown"),
         (b'{"outcomes": [{"hash": "x", "outcome": "perhaps"}]}', "unknown"),
+        (b'{"outcomes": [{"hash": "x", "outc', "unknown"),
+        (b'{"outcomes": [{"hash": "x", "outcome": "ok", "why": "caf\xe9"}]}', "unknown"),
+        (b'{"n": NaN}', "ok"),
     ],
 )
 def test_a_success_speaks_of_outcomes_or_it_does_not(receiver: Receiver, body: bytes, expected: str) -> None:

@@ -26,7 +26,7 @@ from ferryman.destinations import Elasticsearch as ToElasticsearch
 from ferryman.destinations import OpenSearch as ToOpenSearch
 from ferryman.document import Document
 from ferryman.errors import TransientError, Unavailable, UsageError
-from ferryman.sources import Bookmark, Elasticsearch, Note, OpenSearch, Solr, Source, indexes
+from ferryman.sources import Bookmark, Elasticsearch, Listed, Note, OpenSearch, Solr, Source, indexes
 from ferryman.state.state import state_root
 from ferryman.testing.sources import SourceSuite
 
@@ -400,6 +400,39 @@ def test_aliases_and_patterns(engine: Engine) -> None:
     with pytest.raises(UsageError, match="there is no such index"):
         engine.source(f"{engine.name}-nothing*").check()
     other.index.ask("DELETE", "")
+
+
+def test_several_aliases_of_one_index(engine: Engine) -> None:
+    """What a search by the same name finds: what any filter lets through, and all if the index is named itself."""
+    engine.there.put(PLAYS)
+    root = SearchIndex(engine.real.url, "")
+    for name, condition in (("early", {"lte": 1592}), ("late", {"gte": 1595})):
+        add = {"index": engine.name, "alias": f"{engine.name}-{name}", "filter": {"range": {"year": condition}}}
+        root.ask("POST", "_aliases", {"actions": [{"add": add}]})
+    for expression, count in (
+        ("{0}-early,{0}-late", 3), ("{0}-e*", 2), ("{0}-*,-{0}-late", 2), ("{0}-*", 3), ("{0}-early,{0}", 5)
+    ):  # fmt: skip
+        name = expression.format(engine.name)
+        searched = root.ask("POST", f"{name}/_search", {})["hits"]["hits"]
+        listed = documents(scan(engine.source(name)))
+        assert (listed.keys(), len(listed)) == ({hit["_id"] for hit in searched}, count), expression
+
+
+def test_a_document_that_is_hardly_json_is_refused_alone(engine: Engine) -> None:
+    """The server gives it back as it was given it."""
+    engine.there.index.ask("PUT", "", {"mappings": {"properties": {"any": {"type": "object", "enabled": False}}}})
+    engine.there.put(PLAYS)
+    for id, number, text in (("half", "1", r"\ud83d"), ("huge", "1e400", "a")):
+        body = f'{{"any": {{"number": {number}}}, "title": "{text}"}}'.encode()
+        request = urllib.request.Request(
+            f"{engine.real.url}/{engine.name}/_doc/{id}?refresh=true", body, {"content-type": "application/json"}
+        )
+        urllib.request.urlopen(request, timeout=120).close()
+    assert documents(scan(engine.source())).keys() == {*PLAYS, "half", "huge"}
+    by_title = scan(engine.source(content="title"))
+    [refused] = [entry for entry in by_title if isinstance(entry, Listed)]
+    assert (refused.id, "half a character" in refused.refused) == ("half", True)
+    assert documents(by_title).keys() == {*PLAYS, "huge"}
 
 
 @pytest.mark.rule("opensearch.outcomes")

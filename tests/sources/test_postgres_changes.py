@@ -328,6 +328,18 @@ def test_a_large_value_that_did_not_change(shop: Shop, identity: str) -> None:
     assert len(found) == 3
 
 
+@pytest.mark.rule("tables.omitted")
+def test_a_row_that_is_read_again_is_found_by_a_key_of_a_fixed_length(shop: Shop) -> None:
+    """``character`` without a length is one of a single character, as ``bit`` is of a single bit."""
+    shop.query("CREATE TABLE items (code char(8), flags bit(3), name text, body text, PRIMARY KEY (code, flags))")
+    shop.query("ALTER TABLE items ALTER body SET STORAGE EXTERNAL")
+    shop.query("INSERT INTO items VALUES ('abc', '101', 'a', repeat('x', 20000))")
+    shop.follow("items").run()
+    shop.query("UPDATE items SET name = 'b'")
+    assert shop.run().exit == 0
+    assert [(f["name"], len(f["body"])) for f in shop.found().values()] == [("b", 20000)]
+
+
 @pytest.mark.rule("tables.truncate")
 def test_truncate_is_deletes_under_max_deleted(shop: Shop) -> None:
     items(shop, 20)
@@ -472,6 +484,10 @@ REFUSED = {
         "CREATE TABLE items (id int PRIMARY KEY); ALTER TABLE items REPLICA IDENTITY NOTHING",
         "has no identity",
     ),
+    "a parent": (
+        "CREATE TABLE items (id int PRIMARY KEY); CREATE TABLE part (PRIMARY KEY (id)) INHERITS (items)",
+        "tables that inherit from it (part)",
+    ),
     "a view": ("CREATE VIEW items AS SELECT 1 AS id", "is not a table"),
     "no table": ("SELECT 1", "there is no table items"),
 }
@@ -486,6 +502,21 @@ def test_what_cannot_be_followed_is_refused(shop: Shop, case: str) -> None:
     summary = shop.follow("items").run()
     assert (summary.exit, any(why in message for message in summary.messages)) == (4, True), summary.messages
     assert shop.slots() == {}
+
+
+@pytest.mark.rule("tables.key")
+def test_rows_that_pass_on_their_keys(shop: Shop) -> None:
+    """Where keys are compared at the end of a transaction, a row may take a key before its owner leaves it."""
+    shop.query("CREATE TABLE items (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, name text)")
+    shop.query("ALTER TABLE items REPLICA IDENTITY FULL")
+    shop.query("INSERT INTO items SELECT i, 'item ' || i FROM generate_series(1, 5) i")
+    shop.follow("items").run()
+    shop.query("UPDATE items SET id = id + 1")
+    shop.query("INSERT INTO items VALUES (3, 'new'); DELETE FROM items WHERE name = 'item 2'")
+    shop.query("UPDATE items SET id = 9 WHERE id = 4; UPDATE items SET id = 10 WHERE id = 9")
+    assert shop.run().exit == 0
+    assert names(shop) == rows(shop)
+    assert sorted(names(shop), key=int) == ["2", "3", "5", "6", "10"]
 
 
 def test_the_columns_of_an_index_may_be_the_identity(shop: Shop) -> None:

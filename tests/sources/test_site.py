@@ -692,6 +692,29 @@ def test_read_is_for_documents_that_are_tried_again(server: SiteServer) -> None:
         source.read(listed)
 
 
+def test_a_login_in_the_place_of_a_page_that_is_tried_again(server: SiteServer) -> None:
+    """It is not sent under the page's id. A page that always asked for a password is."""
+    server.page("/b", "Ferries on a rope, for members", "/a", head="<input type=password>")
+    scans = Scans(server)
+    scans.scan()
+    server.put("/a", "<title>Log in</title><form>Who are you <input type=password></form>")
+    server.put("/", status=302, headers={"location": "/a"})
+    source = scans.source()
+    [partition] = source.partitions_of_ids([server.url + path for path in ("/", "/a", "/b")], scans.marks)
+    home, a, b = source.listing(partition)
+    for listed in (home, a):
+        assert isinstance(listed, Listed)
+        with pytest.raises(TransientError, match="asks for a password is in its place"):
+            source.read(listed)
+    assert isinstance(b, Listed)
+    assert isinstance(source.read(b), Fetched)
+    [partition] = source.partitions_after(scans.marks)
+    unchanged = {each.id: each for each in source.listing(partition) if isinstance(each, Listed)}
+    assert isinstance(source.read(unchanged[b.id]), Fetched)
+    with pytest.raises(TransientError, match="asks for a password is in its place"):
+        source.read(unchanged[a.id])
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

@@ -301,6 +301,16 @@ def test_ranges_leave_nothing_out(path: Path, pieces: int) -> None:
     assert sorted(ids) == sorted(["null", "-5", "0", "1", "9", "-99", "99"])
 
 
+def test_infinite_numbers_leave_no_range_out(path: Path) -> None:
+    """Half way between them is NaN, with which SQLite compares nothing."""
+    execute(path, "CREATE TABLE t (id INTEGER, n REAL)", "INSERT INTO t VALUES (1, -9e999), (2, 5), (3, 9e999)")
+    source = Sql(url(path), "SELECT * FROM t", id="id", split="n", pieces=4)
+    assert sorted(entry.id for piece in source.partitions() for entry in source.listing(piece)) == ["1", "2", "3"]
+    execute(path, "DELETE FROM t", "INSERT INTO t VALUES (1, 5), (2, 'many')")
+    with pytest.raises(UsageError, match=r"split='n' holds a str"):
+        source.partitions()
+
+
 def test_dates_and_decimals_can_be_split_text_cannot(database: Database) -> None:
     """The error says what to give instead."""
     rows = "FROM generate_series(0, 99) i"
@@ -349,6 +359,29 @@ def test_a_time_just_now_is_not_trusted(database: Database) -> None:
         [entry] = scan(Sql(database.url, f"SELECT 1 AS id, {value} AS at", id="id", changed="at"))
         assert bool(entry.fingerprint) == bool(end), value
         assert entry.fingerprint.endswith(end)
+
+
+def test_a_time_just_now_is_not_trusted_whatever_its_form(path: Path) -> None:
+    """SQLite has no type for times: two changes in a second, a minute or a day leave the same text or number."""
+    now = "datetime('now')"
+    forms = {
+        now: "datetime('now', '-2 days')",
+        "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')": "strftime('%Y-%m-%dT%H:%M:%SZ', 'now', '-1 hour')",
+        "datetime('now', '+90 minutes')": "datetime('now', '+97 minutes')",
+        "strftime('%Y-%m-%d %H:%M', 'now')": "strftime('%Y-%m-%d %H:%M', 'now', '-7 minutes')",
+        "date('now')": "date('now', '-3 days')",
+        "strftime('%s', 'now')": "'0' || strftime('%s', 'now', '-1 hour')",
+        "unixepoch()": "unixepoch() - 60",
+        "unixepoch() * 1000 + 7": "unixepoch() * 1000000 - 60000000",
+        "unixepoch('subsec') * 1.0": "1.5",
+        "NULL": "'version 7'",
+    }
+    execute(path, ROWS)
+    for recent, old in forms.items():
+        [entry] = scan(Sql(url(path), f"SELECT 1 AS id, {recent} AS at", id="id", changed="at"))
+        assert entry.fingerprint == "", recent
+        [entry] = scan(Sql(url(path), f"SELECT 1 AS id, {old} AS at", id="id", changed="at"))
+        assert entry.fingerprint, old
 
 
 def test_a_reader_mends_its_connection(database: Database) -> None:

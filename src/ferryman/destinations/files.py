@@ -729,7 +729,7 @@ def _stored_line(line: bytes, above: int = -1) -> Stored | None:
     """Return what a line holds; None: it is not one of ours, was cut, or its sequence is not above this one."""
     try:
         delivery = _decode_line(line)
-    except msgspec.DecodeError:
+    except ValueError:  # not JSON, or not UTF-8
         return None
     if delivery.sequence <= above:
         return None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b, sha256
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
@@ -133,8 +134,8 @@ class ReceiverOutcomes(msgspec.Struct):
     outcomes: list[ReceiverOutcome]
 
 
-_decode = msgspec.json.Decoder(ReceiverOutcomes).decode
 _decode_any = msgspec.json.Decoder().decode
+_UNCLEAR: Final = object()
 
 
 def parse_outcomes(body: bytes, sent: list[Delivery]) -> list[Outcome]:
@@ -142,30 +143,40 @@ def parse_outcomes(body: bytes, sent: list[Delivery]) -> list[Outcome]:
 
     If the outcomes leave a delivery out, or cannot be parsed, its outcome is unknown, never ok.
     """
-    try:
-        content: Any = _decode_any(body)
-    except (msgspec.DecodeError, RecursionError):
-        return [Outcome.ok()] * len(sent)
-    if not isinstance(content, dict) or "outcomes" not in content:
+    content = _decode_answer(body)
+    if content is not _UNCLEAR and not (isinstance(content, dict) and "outcomes" in content):
         return [Outcome.ok()] * len(sent)
     try:
-        by_hash = {each.hash: each for each in _decode(body).outcomes}
-    except msgspec.DecodeError as e:
-        return [Outcome("unknown", f"the receiver's outcomes cannot be read: {e}")] * len(sent)
+        by_hash = {each.hash: each for each in msgspec.convert(content, ReceiverOutcomes).outcomes}
+    except msgspec.ValidationError as e:
+        why = "they are not JSON" if content is _UNCLEAR else str(e)
+        return [Outcome("unknown", f"the receiver's outcomes cannot be read: {why}")] * len(sent)
     return [_outcome(by_hash.get(delivery.hash)) for delivery in sent]
+
+
+def _decode_answer(body: bytes) -> Any:
+    """Return the JSON of an answer, also as Python's and JavaScript's own libraries write it: half a character of a
+    text that was cut, NaN, a byte order mark. ``_UNCLEAR``: it is not JSON, and speaks of outcomes."""
+    try:
+        return _decode_any(body)
+    except (ValueError, RecursionError):
+        with suppress(ValueError, RecursionError):
+            return json.loads(body)
+    return _UNCLEAR if b'"outcomes"' in body else None
 
 
 def _outcome(answer: ReceiverOutcome | None) -> Outcome:
     if answer is None:
         return Outcome("unknown", "the receiver's outcomes leave this delivery out")
+    why = answer.why.encode(errors="replace").decode()
     match answer.outcome:
         case "ok":
             return Outcome.ok()
         case "stale":
             return Outcome.stale()
         case "transient":
-            return Outcome.transient(answer.why or "the receiver asks to try later")
-    return Outcome.permanent(answer.why or "the receiver refuses it without a reason")
+            return Outcome.transient(why or "the receiver asks to try later")
+    return Outcome.permanent(why or "the receiver refuses it without a reason")
 
 
 TIMEOUT_S: Final = 30.0

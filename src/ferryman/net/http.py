@@ -182,7 +182,7 @@ class Http:
     def request(
         self, method: str, path: str, body: bytes | None, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Send one request and read its answer, both within ``timeout_s``, which is checked whenever data arrives.
+        """Send one request and read its answer, both within ``timeout_s``: also an answer that comes byte by byte.
 
         Raises:
             NotSent: nothing took effect.
@@ -194,10 +194,13 @@ class Http:
         all_headers = {"user-agent": "ferryman", "accept-encoding": "gzip", **self._headers, **(headers or {})}
         opened.timeout = max(deadline - time.monotonic(), _LEAST_S)
         opened.has_sent = False
+        connected = opened.sock
+        assert connected is not None
         try:
-            with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse it before it has all of it
-                opened.request(method, path, body=body, headers=all_headers, preload_content=False)
-            answer = opened.getresponse()
+            with _cut_off_after(connected, opened.timeout):
+                with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse it before it has all of it
+                    opened.request(method, path, body=body, headers=all_headers, preload_content=False)
+                answer = opened.getresponse()
         except (HTTPException, HTTPError, OSError, ValueError) as e:
             opened.close()
             if not opened.has_sent:  # a ValueError may hold the value of a header
@@ -205,10 +208,9 @@ class Http:
             raise Unanswered(_reason(e, timeout_s)) from e
         content = bytearray()
         try:
-            while len(content) <= ANSWER_BYTES and (part := answer.read(limits.MIB, decode_content=True)):
-                content += part
-                if opened.sock is not None:
-                    opened.sock.settimeout(max(deadline - time.monotonic(), _LEAST_S))
+            with _cut_off_after(connected, max(deadline - time.monotonic(), _LEAST_S)):
+                while len(content) <= ANSWER_BYTES and (part := answer.read(limits.MIB, decode_content=True)):
+                    content += part
             if len(content) > ANSWER_BYTES:
                 raise HTTPException(f"more than {ANSWER_BYTES} bytes")
         except (HTTPException, HTTPError, OSError) as e:
@@ -513,8 +515,8 @@ def pool(reach: Reach, connections: int = 1) -> PoolManager:
 
 @contextmanager
 def _cut_off_after(connected: socket.socket, timeout_s: object) -> Iterator[None]:
-    """Shut a connection down if the headers of its answer are not complete in time: a server that sends a byte now and
-    then would never exceed the timeout of the socket.
+    """Shut a connection down if what is read of it is not complete in time: a server that sends a byte now and then
+    would never exceed the timeout of the socket.
 
     Raises:
         TimeoutError: the connection was shut down.
@@ -528,10 +530,12 @@ def _cut_off_after(connected: socket.socket, timeout_s: object) -> Iterator[None
         yield
     except Exception:
         if deadline.is_cut:
-            raise TimeoutError(f"no whole headers within {timeout_s:g} s") from None
+            raise TimeoutError(f"not complete within {timeout_s:g} s") from None
         raise
     finally:
         _deadlines.remove(deadline)
+    if deadline.is_cut:  # an answer without a length ends where the connection does
+        raise TimeoutError(f"not complete within {timeout_s:g} s")
 
 
 class Deadline:

@@ -7,8 +7,10 @@ which has no such thing, in the order of its unique key, in which a document tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, urlencode
@@ -131,13 +133,19 @@ class IndexSource(Source):
                 "right, say may_be_empty=True"
             )
 
-    def _document_of(self, id: str, fields: dict[str, Any]) -> Document:
+    def _document_of(self, id: str, fields: dict[str, Any]) -> Listed | Document:
         """Return a document of an index, whose content is one of its fields."""
         raw = None
         if self.content is not None and (text := fields.pop(self.content, None)) is not None:
             parts = text if isinstance(text, list) else [text]
-            raw = "\n".join(each if isinstance(each, str) else msgspec.json.encode(each).decode() for each in parts)
-        return Document.of(id, fields, None if raw is None else raw.encode())
+            try:
+                raw = b"\n".join(
+                    each.encode() if isinstance(each, str) else msgspec.json.encode(each) for each in parts
+                )
+            except UnicodeEncodeError:
+                why = f"{id}: field {self.content!r} holds half a character (a lone surrogate), so it is not text."
+                return Listed(id, 0, refused=why)
+        return Document.of(id, fields, raw)
 
 
 class IndexServer:
@@ -181,10 +189,7 @@ class IndexServer:
             if answer.status in expected:
                 return {}, 0
             raise self._error_of(answer)
-        try:
-            content = msgspec.json.decode(answer.body)
-        except (msgspec.DecodeError, RecursionError):
-            content = None
+        content = _decode_answer(answer.body)
         if not isinstance(content, dict):
             raise UsageError(f"{self._shown}: what answers there is not the server of an index. Correct the url.")
         return content, len(answer.body)
@@ -198,6 +203,20 @@ class IndexServer:
         if urls.is_retryable(answer.status):
             return Unavailable(why)
         return UsageError(f"{why}. Correct the url, the query, auth= or the rights of this user.")
+
+
+def _decode_answer(body: bytes) -> Any:
+    """Return an answer's JSON; None: it is not JSON.
+
+    A server returns a document as it was given it, also with half a character or a number that no double can hold.
+    Python's own library reads these; then only that document is refused, and not the whole page.
+    """
+    try:
+        return msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        with suppress(ValueError, RecursionError):
+            return json.loads(body)
+    return None
 
 
 # OpenSearch and Elasticsearch.
@@ -315,7 +334,7 @@ class OpenSearch(IndexSource):
             self._close(server, [*remembered.get("points", ()), *self._open_points])
             self._open_points = []
             indices = self._indices(server)
-            counts = {name: self._count(server, name, self._query_of(index)) for name, index in indices.items()}
+            counts = {name: self._count(server, name, self._query_of(name, index)) for name, index in indices.items()}
             self._check_count(sum(counts.values()), bookmarks)
             sorts_by_shard = self._has_shard_doc(server)
             slices = [
@@ -336,17 +355,21 @@ class OpenSearch(IndexSource):
         self._raise_if_partial(answer)
         return int(answer["count"])
 
-    def _query_of(self, index: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the query, with the filters of the alias if the index was named by one."""
+    def _query_of(self, name: str, index: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the query, with the filters of the aliases by which the index was named, as in a search: any of them
+        lets a document through, and there are none if the index was named itself, too, or by an alias without one."""
         aliases = index.get("aliases", {})
-        filters = [aliases[name]["filter"] for name in self.index.split(",") if aliases.get(name, {}).get("filter")]
-        return {"bool": {"must": [self.query], "filter": filters}} if filters else self.query
+        named = _named_by(self.index, {name, *aliases})
+        filters = [aliases[each].get("filter") for each in sorted(named - {name})]
+        if name in named or not filters or not all(filters):
+            return self.query
+        return {"bool": {"must": [self.query], "filter": {"bool": {"should": filters, "minimum_should_match": 1}}}}
 
     def _slices(
         self, server: IndexServer, name: str, index: Mapping[str, Any], count: int, sorts_by_shard: bool
     ) -> Iterator[Slice]:
         """Open the points in time of an index, and yield its slices."""
-        query = self._query_of(index)
+        query = self._query_of(name, index)
         if sorts_by_shard:
             pieces = self.pieces if count > SMALL else 1
             point = self._open(server, name)
@@ -438,6 +461,16 @@ class OpenSearch(IndexSource):
             raise Unavailable(f"{self.place()}: {asked - answered} of {asked} shards did not answer: no node has them")
         if answer.get("timed_out"):
             raise Unavailable(f"{self.place()}: its answer is partial: its time limit was too short")
+
+
+def _named_by(expressions: str, names: Collection[str]) -> set[str]:
+    """Return which of these names are meant by names and patterns with commas between them, of which those behind a
+    minus are left out."""
+    named: set[str] = set()
+    for expression in expressions.split(","):
+        found = {name for name in names if fnmatchcase(name, expression.removeprefix("-"))}
+        named = named - found if expression.startswith("-") else named | found
+    return named
 
 
 class Elasticsearch(OpenSearch):
@@ -618,7 +651,7 @@ class Solr(IndexSource):
             raise UsageError(f"{self.place()}: what answers there is not a collection of Solr. Correct the url.")
         return answer, size
 
-    def _documents(self, server: IndexServer, part: HashPart) -> Iterator[Document]:
+    def _documents(self, server: IndexServer, part: HashPart) -> Iterator[Listed | Document]:
         """Yield the documents of a part, page by page.
 
         Raises:
@@ -642,7 +675,7 @@ class Solr(IndexSource):
         if listed < (fewest or 0):
             raise TransientError(f"{self.place()}: {listed} documents came, where Solr had at least {fewest}")
 
-    def _document(self, part: HashPart, doc: Mapping[str, Any]) -> Document:
+    def _document(self, part: HashPart, doc: Mapping[str, Any]) -> Listed | Document:
         fields = {
             name: value
             for name, value in doc.items()

@@ -29,7 +29,7 @@ from ferryman.document import Document
 from ferryman.errors import Misconfigured, UsageError
 from ferryman.net import databases
 from ferryman.sources.base import Bookmark, Complete, Detect, Listed, Note, Retained, Source
-from ferryman.sources.pgoutput import OMITTED, RowChange, TableShape, TransactionBegin, Truncation, decode
+from ferryman.sources.pgoutput import OMITTED, RowChange, TableShape, TransactionBegin, Truncation, Value, decode
 from ferryman.sources.postgres_server import (
     FETCHED,
     FollowedTable,
@@ -493,6 +493,7 @@ class ChangeReader:
         self._copied = {table.oid: copied for table, copied in changes.tables}
         self._rows = {table.oid: RowsOfTable(table, session.loaders) for table, _ in changes.tables}
         self._commit = 0
+        self._written: set[str] = set()
         self._pending: list[Listed | Document | PendingRow] = []
         self._pending_bytes = 0
         self._must_read = False
@@ -504,6 +505,7 @@ class ChangeReader:
             match decode(data):
                 case TransactionBegin(commit_lsn):
                     self._commit = commit_lsn
+                    self._written.clear()
                 case TableShape() as relation:
                     self._use(relation)
                 case Truncation(relations):
@@ -545,17 +547,31 @@ class ChangeReader:
         old, new = change.old, change.new
         if new is None:
             assert old is not None
-            yield Document.deleted(rows.id(old))
+            yield from self._without(rows, old)
             return
         if old is not None and change.old_is_whole:
             new = tuple(before if value is OMITTED else value for value, before in zip(new, old, strict=True))
-        if old is not None and (before := rows.id(old)) != rows.id(new):
-            yield Document.deleted(before)
+        id = rows.id(new)
+        if old is not None and rows.id(old) != id:
+            yield from self._without(rows, old)
+        if rows.table.is_deferred:
+            self._written.add(id)
         if OMITTED in new:
-            self._must_read = True
-            yield PendingRow(rows, tuple(text_of(new[at]) for at in rows.key))
+            yield self._pending_row(rows, new)
         else:
             yield rows.document(new)
+
+    def _without(self, rows: RowsOfTable, old: Sequence[Value]) -> Iterator[Document | PendingRow]:
+        """Yield the delete of a row that has left its key. If another row may have taken that key before, in the same
+        transaction, it is read again."""
+        id = rows.id(old)
+        yield Document.deleted(id)
+        if id in self._written:
+            yield self._pending_row(rows, old)
+
+    def _pending_row(self, rows: RowsOfTable, values: Sequence[Value]) -> PendingRow:
+        self._must_read = True
+        return PendingRow(rows, tuple(text_of(values[at]) for at in rows.key))
 
     def _flush(self) -> Iterator[Listed | Document]:
         """Yield the entries that were held back, with the rows as they are now where values were missing.

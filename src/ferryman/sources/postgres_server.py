@@ -65,6 +65,8 @@ class FollowedTable(NamedTuple):
     """Row filter of the publication."""
     member: int = 0
     """Number of its membership, see ``PublishedTable``; 0: it is not in a publication yet."""
+    is_deferred: bool = False
+    """Whether two rows may have one key within a transaction: the server compares them when it ends."""
 
 
 class PublishedTable(NamedTuple):
@@ -325,8 +327,14 @@ class Session:
         [(oid, schema, table, kind, identity, size)] = rows
         if kind not in ("r", "p"):
             raise Misconfigured(f"{self.where}: {name} is not a table: only tables have changes")
+        if kind == "r" and (children := [child for (child,) in self._rows(_CHILDREN, oid)]):
+            raise Misconfigured(
+                f"{self.where}: table {name} has tables that inherit from it ({', '.join(children)}): their rows may "
+                "have the same keys, and change under their own names. Read it by Sql, which compares all rows"
+            )
         columns, where, member = self._rows(_COLUMNS, oid), "", 0
-        key = [column for (column,) in self._rows(_KEY, {"d": "p", "f": "p", "i": "i"}.get(identity, ""), oid)]
+        found = self._rows(_KEY, {"d": "p", "f": "p", "i": "i"}.get(identity, ""), oid)
+        key, is_deferred = [column for column, _ in found], any(not is_immediate for _, is_immediate in found)
         if not key:
             raise Misconfigured(
                 f"{self.where}: table {name} has no identity, by which its rows could be told apart. Give it a primary "
@@ -341,7 +349,9 @@ class Session:
             names, filtered, member = published[schema, table]
             where = filtered or ""
             columns = [(each, type_oid) for each, type_oid in columns if names is None or each in names]
-        return FollowedTable(name, within, oid, schema, table, tuple(columns), tuple(key), size, number, where, member)
+        return FollowedTable(
+            name, within, oid, schema, table, tuple(columns), tuple(key), size, number, where, member, is_deferred
+        )
 
     # what is made and removed
 
@@ -469,7 +479,8 @@ class Session:
         return found
 
     def _type_name(self, oid: int) -> str:
-        return str(self._rows("SELECT format_type(%s, NULL)", oid)[0][0])
+        """Return the name of a type of any length: ``character`` would be one of a single character."""
+        return str(self._rows("SELECT format_type(%s, -1)", oid)[0][0])
 
     def peek(self, slot: str, publication: str, end: int) -> Iterator[bytes]:
         """Yield the messages of a slot before a position, and perhaps some behind it; the slot does not move."""
@@ -522,9 +533,12 @@ _COLUMNS: Final = (
 """Columns of a table that are in its changes."""
 
 _KEY: Final = (
-    "SELECT a.attname FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k (number, at) "
+    "SELECT a.attname, i.indimmediate FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k (number, at) "
     "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number "
     "WHERE CASE %s WHEN 'p' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END "
     "AND i.indrelid = %s AND k.at <= i.indnkeyatts ORDER BY k.at"
 )
-"""Columns of the primary key, or of the index that is the replica identity."""
+"""Columns of the primary key, or of the index that is the replica identity, and whether it is compared at once."""
+
+_CHILDREN: Final = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = %s ORDER BY 1"
+"""Tables that inherit from one."""

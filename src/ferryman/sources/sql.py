@@ -6,6 +6,7 @@ import base64
 import datetime as dt
 import json
 import os
+import re
 import sqlite3
 import uuid
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,16 @@ SHOWN_CHARACTERS: Final = 200
 BUSY_TIMEOUT_S: Final = 30.0
 """Time that a reader of SQLite waits for a writer."""
 
+
+_WITHOUT_SECONDS: Final = re.compile(r"[0-9-]{8,10}[T ]?[0-9]{2}:?[0-9]{2}(?:Z|[+-][0-9]{2}:?[0-9]{2})?")
+"""Time of which a text says no seconds."""
+
+_ZONE_STEP_S: Final = 900
+_MOST_ZONE_S: Final = 14 * 3600
+"""Time zones are quarters of an hour apart from UTC, and at most so much."""
+
+_MOST_NUMBER: Final = 1e20
+"""Numbers from here on are not times, not even in nanoseconds since 1970."""
 
 MYSQL_IDLE_S: Final = 3600
 """Time for which MySQL keeps a reader's session; its own default for one that does not fetch is a minute."""
@@ -69,8 +80,9 @@ class Sql(Source):
     **Only what has changed.** ``changed`` names a column whose value changes with the row: a time of the last change, a
     version number, ``xmin::text`` on PostgreSQL. A scan then asks only for ids and this column, and reads a row only
     where it is another than last time (``detect="fingerprint"``). The listing is complete, so deletes are seen, and no
-    high-water mark has to be kept, which late commits could slip under. A time of the last two seconds, and NULL, are
-    not trusted: the row is read. Rows are read one by one: an index on the id is needed.
+    high-water mark has to be kept, which late commits could slip under. A time of the last two seconds (also as text in
+    ISO 8601, or as seconds or milliseconds since 1970), a date of today or yesterday, and NULL are not trusted: the row
+    is read. Rows are read one by one: an index on the id is needed.
 
     Args:
         url: an SQLAlchemy URL; its driver must be installed. ``postgresql://`` means psycopg 3 (``pip install
@@ -170,12 +182,13 @@ class Sql(Source):
             return [Range()]
         try:
             ends = [_interpolate(least, most, i, self.pieces) for i in range(1, self.pieces)]
-        except TypeError:
+        except (TypeError, ValueError):
+            kind = type(least if isinstance(least, str | bytes) else most).__name__
             raise UsageError(
-                f"{self._where}: split={self.split!r} holds a {type(least).__name__}, which cannot be cut into ranges. "
+                f"{self._where}: split={self.split!r} holds a {kind}, which cannot be cut into ranges. "
                 "Give a column of numbers or dates, or leave split= out."
             ) from None
-        ends = list(dict.fromkeys(ends))
+        ends = list(dict.fromkeys(end for end in ends if end == end))  # between infinities there is only NaN
         return [Range(lower, upper) for lower, upper in zip([None, *ends], [*ends, None], strict=True)]
 
     def listing(self, partition: Range) -> Iterator[Listed | Document]:
@@ -363,13 +376,37 @@ def _bytes(value: Any) -> bytes | None:
 
 def _fingerprint(value: Any) -> str:
     """Return the text of a value of the column ``changed``; "" if it cannot be trusted."""
-    if value is None:
+    if value is None or _is_just_now(value):
         return ""
-    if isinstance(value, dt.datetime):
-        when = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
-        if abs((dt.datetime.now(dt.UTC) - when).total_seconds()) < limits.FINGERPRINT_TRUST_S:
-            return ""
     return " ".join(str(json_value(value)).split())
+
+
+def _is_just_now(value: Any) -> bool:
+    """Return whether a value is a time so near to now that another change of the row may leave it as it is: a time, a
+    date, ISO 8601 as text, or a number of seconds, or parts of them, since 1970."""
+    now, window_s = dt.datetime.now(dt.UTC), limits.FINGERPRINT_TRUST_S
+    if isinstance(value, str):
+        text = value.strip()
+        if _WITHOUT_SECONDS.fullmatch(text):
+            window_s += 60
+        try:
+            if text.isdecimal() and len(text) != len("20240501"):
+                value = int(text)
+            else:
+                value = (dt.date if len(text) <= len("2024-05-01") else dt.datetime).fromisoformat(text)
+        except ValueError:
+            return False
+    if isinstance(value, dt.datetime):
+        if value.tzinfo is not None:
+            return abs((now - value).total_seconds()) < window_s
+        apart_s = (value.replace(tzinfo=dt.UTC) - now).total_seconds()
+        of_zone_s = round(apart_s / _ZONE_STEP_S) * _ZONE_STEP_S  # its zone is not known, if not UTC
+        return abs(of_zone_s) <= _MOST_ZONE_S and abs(apart_s - of_zone_s) < window_s
+    if isinstance(value, dt.date):
+        return abs((now.date() - value).days) <= 1
+    if isinstance(value, int | float | Decimal) and 0 < value < _MOST_NUMBER:
+        return any(abs(float(value) / unit - now.timestamp()) < window_s for unit in (1, 1e3, 1e6, 1e9))
+    return False
 
 
 def _encode_id(value: Any) -> str:

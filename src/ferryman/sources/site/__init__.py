@@ -18,7 +18,7 @@ from ferryman.sources.base import Bookmark, Fetched, Listed, Note, Source, Uncha
 from ferryman.sources.site.client import Access, Response, SiteClient
 from ferryman.sources.site.crawl import Crawl, Fetch, Rules, document_of
 from ferryman.sources.site.page import digest_of, read_page
-from ferryman.sources.site.pages import load_pages, own_bookmarks
+from ferryman.sources.site.pages import ASKS_PASSWORD, load_pages, own_bookmarks
 from ferryman.sources.site.scope import Scope, normalize, origin_of
 
 _LIBRARIES: Final = ("feedparser", "lxml", "protego", "webencodings")
@@ -180,14 +180,17 @@ class Site(Source):
         ]
 
     def partitions_of_ids(self, ids: Collection[str], bookmarks: Mapping[str, Any]) -> list[Any]:
-        return [("", sorted(ids), {})]
+        origins = {origin_of(id) for id in ids}
+        pages = (page for origin in origins for page in load_pages(origin, own_bookmarks(origin, bookmarks))[1])
+        own = {page.url: ASKS_PASSWORD for page in pages if page.has_password}
+        return [("", sorted(ids), {id: own[id] for id in ids if id in own})]
 
     def listing(
         self, partition: tuple[str, Sequence[str], Mapping[str, Any]]
     ) -> Iterator[Listed | Fetched | Bookmark | Note]:
         origin, urls, marks = partition
         if not origin:  # documents that wait: they are read one by one, without a crawl
-            yield from (Listed(url, 0) for url in urls)
+            yield from (Listed(url, 0, location=marks.get(url, "")) for url in urls)
             return
         memory, pages = load_pages(origin, marks)
         if not memory.round and not self._access.contact and not _is_local(origin):
@@ -211,10 +214,14 @@ class Site(Source):
             raise BadDocument(
                 f"{url} has more than max_bytes={self._access.max_bytes}. Raise the limit, or exclude it."
             )
-        found = self._document(url, answer)
+        found = self._document(url, answer, listed.location)
         return Unchanged() if listed.known and listed.known == found.fingerprint else found
 
-    def _document(self, url: str, answer: Response) -> Fetched:
+    def _document(self, url: str, answer: Response, location: str) -> Fetched:
+        """
+        Raises:
+            TransientError: a login is in its place.
+        """
         digest = digest_of(answer.body)
         if answer.is_html:
             if self._rules.fetch is not None:
@@ -222,7 +229,10 @@ class Site(Source):
                 charset = {"content-type": "text/html; charset=utf-8"} if isinstance(content, str) else {}
                 body = content.encode() if isinstance(content, str) else content
                 answer = answer._replace(body=body, headers={**answer.headers, **charset})
-            digest = read_page(answer.body, answer.url, answer.charset).digest
+            facts = read_page(answer.body, answer.url, answer.charset)
+            if facts.has_password and (answer.url != url or location != ASKS_PASSWORD):
+                raise TransientError(f"{url}: a page that asks for a password is in its place")
+            digest = facts.digest
         return document_of(url, answer, digest)
 
     @cached_property

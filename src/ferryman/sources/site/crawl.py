@@ -14,7 +14,15 @@ from ferryman.errors import TransientError, Unavailable, as_exception, message_o
 from ferryman.sources.base import Bookmark, Fetched, Listed, Note
 from ferryman.sources.site.client import MAX_DELAY_S, MOVED, Response, Robots, SiteClient, is_left_out
 from ferryman.sources.site.page import PageFacts, digest_of, is_related, is_same, read_page
-from ferryman.sources.site.pages import FeedMemory, HostMemory, PageState, SitePage, bookmarks, signature
+from ferryman.sources.site.pages import (
+    ASKS_PASSWORD,
+    FeedMemory,
+    HostMemory,
+    PageState,
+    SitePage,
+    bookmarks,
+    signature,
+)
 from ferryman.sources.site.scope import Scope, normalize, origin_of, pages_above, with_scheme_of
 from ferryman.sources.site.sitemaps import BrokenSitemap, guids_are_stable, has_gap, read_feed, read_sitemaps
 
@@ -621,7 +629,7 @@ class Crawl:
             if page.refused and not page.doubt:
                 yield Listed(page.url, page.size, "", refused=page.refused)
             else:
-                yield Listed(page.url, page.size, page.digest)
+                yield Listed(page.url, page.size, page.digest, ASKS_PASSWORD if page.has_password else "")
 
     def _notes(self) -> Iterator[Note]:
         if doubts := self._doubts:

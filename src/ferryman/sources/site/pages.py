@@ -22,6 +22,10 @@ _CHUNK_BYTES: Final = limits.BOOKMARK_BYTES // 2
 _CHUNK_PAGES: Final = 2000
 _FORMAT: Final = 1
 
+ASKS_PASSWORD: Final = "password"
+"""Location of a page that asked for a password when it was read last: then one that does is not a login in its
+place."""
+
 
 class PageState(enum.IntEnum):
     """Kinds of addresses, by what was found there."""
