@@ -87,6 +87,18 @@ def conflicting_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
     return conflicts
 
 
+def overwriting_destinations(nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """Return source -> the destinations whose late deletes would remove its documents: they are keyed by id, write to a
+    target that it reaches, and take what is older than what they have."""
+    keyed = [n for n in nodes if isinstance(n, DestinationNode) and n.destination.keyed_by_id]
+    unordered = [n for n in keyed if not n.destination.compares_sequences]
+    found: dict[str, list[str]] = {}
+    for target, sources in sources_of_targets(nodes).items():
+        for source in sources:
+            found.setdefault(source.name, []).extend(n.name for n in unordered if target_of(n) == target)
+    return found
+
+
 def _ids_may_conflict(one: SourceNode, other: SourceNode) -> bool:
     shorter, longer = sorted((one.source.prefix, other.source.prefix), key=len)
     return longer.startswith(shorter)

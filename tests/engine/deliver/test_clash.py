@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ferryman import account
+from ferryman.destinations.base import Outcome
 from ferryman.operations import retry
 from ferryman.plan import Plan
 from ferryman.state.state import state_root
@@ -80,6 +81,24 @@ def test_the_other_one_follows_when_the_first_is_gone(two: PlanWorld) -> None:
     assert two.run().delivered == 1
     assert statuses(two, "right") == {"b": "INDEXED"}
     assert [line["op"] for line in two.out().lines()] == ["upsert", "delete", "upsert"]
+
+
+@pytest.mark.rule("doc.clash")
+def test_the_other_one_waits_for_the_delete_of_the_first(two: PlanWorld) -> None:
+    """A destination that does not compare sequences would remove what it got in the meantime."""
+    two.put("b", source="left")
+    two.run()
+    two.out().answer = lambda d: Outcome.transient("locked") if d.operation == "delete" else Outcome.ok()
+    two.drop("b", source="left")
+    two.put("b", source="right", text="two")
+    for _ in range(2):
+        two.run(wait=0)
+        assert statuses(two, "right") == {"b": "ERROR_DOC"}
+    two.out().answer = None
+    retry(two.plan, state=two.state)
+    two.run()
+    assert two.run().exit == 0
+    assert two.out().arrived() == ["b", "-b", "b"]
 
 
 def test_a_retry_of_a_clash_ends_as_it_did(two: PlanWorld) -> None:

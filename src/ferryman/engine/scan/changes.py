@@ -105,6 +105,8 @@ class KnownDocuments(NamedTuple):
     files: list[str]
     """Paths of the files of ``documents``, in order, as tasks can read them."""
     outbox: Table
+    overwriting: Mapping[str, Collection[str]] = {}
+    """Source -> destinations at which a late delete of a conflicting source would remove a document of this one."""
 
     @property
     def rows(self) -> int:
@@ -174,7 +176,7 @@ class SourceComparison:
         self.missing_count = self.unlisted_count = 0
         why = (
             f"its id is taken: source {' or '.join(conflicting_sources)} sends a document of this id to the same "
-            "destination: give each source a prefix="
+            "destination, or has not deleted it there yet: give each source a prefix="
         )
         self._order = SourceOrder(self.paths, self._starts, known.files, why)
         self._candidates = find_candidates(
@@ -249,6 +251,7 @@ class SourceComparison:
             given = f"source IN (SELECT unnest({names})) AND operation = 'upsert' AND given <> ''"
             theirs = [f"SELECT document AS h FROM documents WHERE {given}"]
             theirs += [f"SELECT id AS h FROM {_rows_of(r.paths)}" for r in self._others.values() if r and r.paths]
+            theirs += [f"SELECT origin AS h FROM ({query})" for query in self._late_deletes()]
             conflicting = " UNION ALL ".join(theirs)
         listed = "SELECT 0::UBIGINT AS h, h AS v, h AS f WHERE false"
         if self.paths:
@@ -312,6 +315,19 @@ class SourceComparison:
         for other in self._others.values():
             if other is not None and other.paths:
                 yield from stream(self._db, f"SELECT id, id FROM {_rows_of(other.paths)}", _CONFLICTING)
+        for query in self._late_deletes():
+            yield from stream(self._db, f"SELECT origin, origin FROM ({query})", _CONFLICTING)
+
+    def _late_deletes(self) -> list[str]:
+        """Return queries for the unconfirmed deletes of conflicting sources that would remove what this one sends."""
+        names = self._documents.overwriting.get(self.name, ()) if self._others else ()
+        outbox = self._documents.outbox
+        paths = [path for path, file in outbox.files.items() if file.partition["destination"] in names]
+        if not paths:
+            return []
+        rows = f"read_parquet({quote_list(map(str, outbox.paths(paths)))})"
+        theirs = f"source IN (SELECT unnest({quote_list(self._others)})) AND operation = 'delete'"
+        return [f"SELECT origin FROM {rows} WHERE {theirs}"]
 
     def _compare_part(self, part: _PartTables, depth: int) -> None:
         """Compare a part of the ids; halve it if it is too large, or if the query engine runs out of memory."""

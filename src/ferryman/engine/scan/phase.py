@@ -29,7 +29,7 @@ from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.reader import listed_document, read_listed, unread_version, version_of
 from ferryman.limits import format_count
 from ferryman.observe import WARNING
-from ferryman.plan import conflicting_sources, find_source, sources_of
+from ferryman.plan import conflicting_sources, find_source, overwriting_destinations, sources_of
 from ferryman.records.rows import DOCUMENTS, now_us
 from ferryman.sources import Source
 from ferryman.state.state import State
@@ -222,7 +222,7 @@ def detect_changes(
     scratch = local_folder(folder)
     files = link_files(state.documents, scratch / "known")
     conflicts = conflicting_sources(state.plan.nodes)
-    known = KnownDocuments(state.documents, files, state.outbox)
+    known = KnownDocuments(state.documents, files, state.outbox, overwriting_destinations(state.plan.nodes))
     wanted = WantedDocuments(due_now(now_us, state.plan.longest_backoff_s, waiting), now_us, only_pending)
     with connect(scratch) as db:
         register(db, "documents", local_copies(map(path_of, files)), DOCUMENTS)
