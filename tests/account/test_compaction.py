@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -293,8 +292,8 @@ def test_the_ledger_is_merged_in_its_order(trial: PlanWorld, small: None) -> Non
 
 @pytest.mark.rule("merge.ledger")
 def test_a_merge_of_the_ledger_holds_a_few_row_groups(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many events it puts in order: these take forty-five row groups. Those that failed lie together nevertheless.
-    Before, all events were in memory twice."""
+    """However many events it puts in order: these take forty-five row groups. Those that failed lie
+    together nevertheless. Before, all events were in memory twice."""
     for name, value in {"GROUP_BYTES": 64 * KIB, "COMPACT_FILES": 4, "MERGED_EVENTS": 40, "APART_EVENTS": 20}.items():
         monkeypatch.setattr(limits, name, value)
     chance = random.Random(3)
