@@ -399,6 +399,9 @@ PART_BYTES: Final = 64 * MIB
 GROUP_BYTES: Final = 16 * MIB
 """Content of a row group: what a reader of a state file holds at once. Only a larger row makes a larger one."""
 
+MERGED_EVENTS: Final = 16_384
+"""Events, some 300 bytes each, that a merge of small files of the ledger puts in order at once."""
+
 APART_EVENTS: Final = 4_096
 """Events of one status among others from which on they have row groups of their own in a file of the ledger."""
 

@@ -16,7 +16,7 @@ from ferryman import limits
 from ferryman.engine.pending_work import pending_retries
 from ferryman.limits import KIB
 from ferryman.observe import Silent
-from ferryman.records.rows import DOCUMENTS
+from ferryman.records.rows import DOCUMENTS, LEDGER, ORDINAL_SENT, ORDINAL_STEPS
 from ferryman.state import maintenance
 from ferryman.state.maintenance import maintain
 from ferryman.state.state import State
@@ -288,6 +288,48 @@ def test_the_ledger_is_merged_in_its_order(trial: PlanWorld, small: None) -> Non
     assert len(files) <= limits.COMPACT_FILES
     assert len(files[-1]) >= 8
     assert files[-1] == sorted(files[-1])
+
+
+@pytest.mark.rule("merge.ledger")
+def test_a_merge_of_the_ledger_holds_a_few_row_groups(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many events it puts in order: these take forty-five row groups. Those that failed lie
+    together nevertheless. Before, all events were in memory twice."""
+    for name, value in {"GROUP_BYTES": 64 * KIB, "COMPACT_FILES": 4, "MERGED_EVENTS": 40, "APART_EVENTS": 20}.items():
+        monkeypatch.setattr(limits, name, value)
+    chance = random.Random(3)
+    written: list[dict[str, Any]] = []
+    for file in range(60):
+        found = [
+            {
+                "document": f"{file}-{n}",
+                "status": chance.choice(["INDEXED"] * 59 + ["DEAD"]),
+                "message": "x" * 200,
+                "wave": 2 * file + n % 3,  # the last one of these is the first one of the next file
+                "ordinal": chance.choice([ORDINAL_STEPS, ORDINAL_SENT]),
+            }
+            for n in range(150)
+        ]
+        part = write_part(state.ledger.folder, pa.Table.from_pylist(found, schema=LEDGER), epoch=state.epoch)
+        state.ledger.commit("ledger", adds=[state.ledger.data_file(part)])
+        written += found
+    held, before, write = [0], pa.total_allocated_bytes(), maintenance.PartWriter.write
+
+    def measured(writer: Any, table: pa.Table) -> None:
+        held.append(pa.total_allocated_bytes() - before)
+        write(writer, table)
+
+    monkeypatch.setattr(maintenance.PartWriter, "write", measured)
+    assert maintain(state) == []
+    [path] = state.ledger.paths()
+    merged = pq.read_table(path, columns=list(written[0])).to_pylist()
+    for status in ("INDEXED", "DEAD"):
+        events = [event for event in merged if event["status"] == status]
+        assert [(e["wave"], e["ordinal"]) for e in events] == sorted((e["wave"], e["ordinal"]) for e in events)
+    assert sorted(map(repr, merged)) == sorted(map(repr, written))
+    metadata, column = pq.read_metadata(path), LEDGER.get_field_index("status")
+    statistics = [metadata.row_group(n).column(column).statistics for n in range(metadata.num_row_groups)]
+    assert [each.min for each in statistics] == sorted((each.max for each in statistics), reverse=True)
+    assert 0 < max(held) <= 8 * limits.GROUP_BYTES, "many small columns take more than their values"
 
 
 def paths(folder: Path) -> list[Path]:

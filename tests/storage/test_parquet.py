@@ -151,6 +151,23 @@ def test_rows_without_a_status_are_kept(place: Path, monkeypatch: pytest.MonkeyP
     assert Counter(pq.read_table(path)["status"].to_pylist()) == Counter(statuses)
 
 
+def test_rare_statuses_share_row_groups_however_often_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events of one that has become frequent meanwhile are apart, too, and none waits once they fill a row group."""
+    monkeypatch.setattr(limits, "APART_EVENTS", 3)
+    monkeypatch.setattr(limits, "GROUP_BYTES", 150)
+    writer = parquet.PartWriter(place, schema := pa.schema({"status": pa.string()}), epoch=1)
+    for turn in range(40):
+        statuses = ["INDEXED"] * 5 + ["DEAD"] + ["ERROR"] * (turn == 20)
+        writer.write(pa.table({"status": statuses}, schema=schema))
+    path = place / writer.finish().path
+    with pq.ParquetFile(path) as file:
+        groups = [Counter(file.read_row_group(n)["status"].to_pylist()) for n in range(file.num_row_groups)]
+    assert writer.rows == 241
+    assert all(len(each) == 1 for each in groups)
+    assert 2 <= sum("DEAD" in each for each in groups) <= 8
+    assert sum(groups, Counter()) == {"INDEXED": 200, "DEAD": 40, "ERROR": 1}
+
+
 def test_rows_are_counted_by_their_values(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those with nothing in a column, too. Row groups of one value are not read: no flipped byte there is noticed."""
     monkeypatch.setattr(limits, "APART_EVENTS", 4)

@@ -29,7 +29,16 @@ from ferryman.state.outbox import OutboxWriter, due_stats, first_sequence, row_g
 from ferryman.state.state import DOCUMENT_COUNT, State
 from ferryman.storage.delta import DataFile
 from ferryman.storage.files import cached_listing, fsync_folder, remove_temporary
-from ferryman.storage.parquet import Part, PartWriter, RowGroups, combine_small_tables, content_size, read_part
+from ferryman.storage.parquet import (
+    Part,
+    PartWriter,
+    RowGroups,
+    combine_small_tables,
+    content_size,
+    number_array,
+    numbers_of,
+    read_part,
+)
 from ferryman.storage.query import (
     HashFilter,
     PartitionFiles,
@@ -355,15 +364,63 @@ def write_staying(state: State, group: list[tuple[DataFile, Rows]]) -> Part | No
 
 
 def write_merged(state: State, table: Table, files: list[DataFile]) -> Merged:
-    """Write one file with all rows of several; the ledger's in their order.
+    """Write one file with all rows of several; the ledger's by wave and ordinal.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
     """
-    every_row: Iterable[pa.Table] = (rows for file in files for rows in _read_rows(table, file, None))
     if table is state.ledger:
-        every_row = [pa.concat_tables(every_row).sort_by([("wave", "ascending"), ("ordinal", "ascending")])]
+        return Merged.of(_write_file(table, _events_in_order(table, files), state.epoch))
+    every_row = (rows for file in files for rows in _read_rows(table, file, None))
     return Merged.of(_write_file(table, every_row, state.epoch))
+
+
+def _events_in_order(ledger: Table, files: list[DataFile]) -> Iterator[pa.Table]:
+    """Yield the events of files by wave and ordinal, some thousand at a time. Each row group is read once, and is in
+    memory from its first event to its last: mostly one or two are."""
+    groups: list[tuple[DataFile, int]] = []
+    keys: list[Rows] = []
+    for file in files:
+        with RowGroups(str(ledger.path(file.path)), ["wave", "ordinal"], verified=True) as found:
+            groups += [(file, number) for number in range(found.count)]
+            keys += [_order_of_events(found, number) for number in range(found.count)]
+    left = [len(each) for each in keys]
+    starts = np.concatenate(([0], np.cumsum(left, dtype=np.int64)))
+    order = np.argsort(np.concatenate([np.zeros(0, np.int64), *keys]), kind="stable")
+    held: dict[int, pa.Table] = {}
+    for start in range(0, len(order), limits.MERGED_EVENTS):
+        wanted = order[start : start + limits.MERGED_EVENTS]
+        places = np.sort(wanted)
+        parts: list[pa.Table] = []
+        bounds = np.searchsorted(places, starts)
+        for number in np.flatnonzero(np.diff(bounds)).tolist():
+            rows = places[bounds[number] : bounds[number + 1]] - starts[number]
+            if number not in held:
+                file, group = groups[number]
+                with RowGroups(str(ledger.path(file.path)), ledger.schema.names, verified=True) as found:
+                    held[number] = found.group(group)
+            parts.append(_take_rows(held[number], rows))
+            left[number] -= len(rows)
+            if not left[number]:
+                del held[number]
+        events = pa.concat_tables(parts)
+        yield events if np.array_equal(places, wanted) else events.take(number_array(np.searchsorted(places, wanted)))
+
+
+def _order_of_events(file: RowGroups, group: int) -> Rows:
+    """Return the numbers that order the events of a row group, see ``EVENT_ORDER``; the file's columns are wave and
+    ordinal."""
+    if (same := file.single_values(group)) is not None:
+        return np.full(file.size(group), same[0] * 4 + same[1], np.int64)
+    events = file.group(group)
+    return numbers_of(events["wave"]) * 4 + numbers_of(events["ordinal"])
+
+
+def _take_rows(table: pa.Table, rows: Rows) -> pa.Table:
+    """Return the rows of these ascending numbers; neighbours are not copied."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return table.slice(int(rows[0]), len(rows))
+    return table.take(number_array(rows))
 
 
 def _last_documents(state: State, files: list[DataFile]) -> list[Rows]:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -84,13 +85,34 @@ class PartWriter:
             use_dictionary=[f.name for f in schema if pa.types.is_dictionary(f.type)] or False,
             store_schema=False,
         )
+        self._rare: list[pa.Table] = []
+        """Events of rare statuses, not written yet."""
         self.rows = 0
 
     def write(self, table: pa.Table) -> None:
-        """Append rows as a row group, or several if they are many, large, or events of different statuses."""
-        for group in _row_groups(table):
-            self._writer.write_table(group, row_group_size=_GROUP_ROWS)
+        """Append rows as a row group, or several if they are many or large.
+
+        Of events those of each frequent status are apart. All others wait until they fill a row group, or for the end
+        of the file: so what has failed among a million deliveries is in few row groups, which a query finds by their
+        statistics. Events of a delivery are ordered by wave and ordinal, not by their places in a file.
+        """
+        for group in _split_by_size(table):
+            self._write_groups(_groups_of_statuses(group, self._rare) if _STATUS in list(table.schema) else [group])
+        if sum(each.nbytes for each in self._rare) > limits.GROUP_BYTES:
+            self._write_rare()
         self.rows += table.num_rows
+
+    def _write_groups(self, groups: Iterable[pa.Table]) -> None:
+        for group in groups:
+            self._writer.write_table(group, row_group_size=_GROUP_ROWS)
+
+    def _write_rare(self) -> None:
+        """Write the events of rare statuses, of which some may have become frequent since."""
+        if self._rare:
+            held, self._rare = pa.concat_tables(self._rare), []
+            self._write_groups(_groups_of_statuses(held, self._rare))
+            self._write_groups(chain.from_iterable(map(_split_by_size, self._rare)))
+            self._rare = []
 
     def abandon(self) -> None:
         """Delete the unfinished file, after an error."""
@@ -100,6 +122,7 @@ class PartWriter:
 
     def finish(self, stats: dict[str, Any] | None = None) -> Part:
         """Fsync the file and give it its name. Whoever publishes the name fsyncs the folder."""
+        self._write_rare()
         self._writer.close()
         with self._temporary.open("rb", buffering=0) as file:
             os.fsync(file.fileno())
@@ -110,30 +133,19 @@ class PartWriter:
         return Part(name, size, self.rows, stats)
 
 
-def _row_groups(table: pa.Table) -> Iterator[pa.Table]:
-    """Yield the rows in groups of at most ``GROUP_BYTES``: of events those of each frequent status apart, then all
-    others together.
-
-    So what has failed among a million deliveries is in few row groups, which a query finds by their statistics. Events
-    of a delivery are ordered by wave and ordinal, not by their places in a file.
-    """
-    if _STATUS not in list(table.schema):
-        yield from _split_by_size(table)
+def _groups_of_statuses(events: pa.Table, rare: list[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the events of each frequent status, or all if there is no other; add the others to ``rare``."""
+    statuses, counts = pc.value_counts(events[_STATUS.name]).flatten()
+    if len(statuses) == 1:
+        yield events
         return
-    others: list[pa.Table] = []
-    for group in _split_by_size(table):
-        statuses, counts = pc.value_counts(group[_STATUS.name]).flatten()
-        for status, number in zip(statuses.to_pylist(), counts.to_pylist(), strict=True):
-            if number >= limits.APART_EVENTS and len(statuses) > 1:
-                is_apart = pc.is_in(group[_STATUS.name], value_set=pa.array([status], _STATUS.type))
-                yield group.filter(is_apart)
-                group = group.filter(pc.invert(is_apart))
-        if len(statuses) == 1:
-            yield group
-        elif group.num_rows:
-            others.append(group)
-    if others:
-        yield from _split_by_size(pa.concat_tables(others))
+    for status, number in zip(statuses.to_pylist(), counts.to_pylist(), strict=True):
+        if number >= limits.APART_EVENTS:
+            is_apart = pc.is_in(events[_STATUS.name], value_set=pa.array([status], _STATUS.type))
+            yield events.filter(is_apart)
+            events = events.filter(pc.invert(is_apart))
+    if events.num_rows:
+        rare.append(events)
 
 
 def _split_by_size(table: pa.Table) -> Iterator[pa.Table]:
