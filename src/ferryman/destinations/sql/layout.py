@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from hashlib import sha256
 from itertools import repeat
 from typing import Any, Final, Literal, NamedTuple
 
@@ -14,7 +15,6 @@ from ferryman.destinations.base import (
     Delivery,
     Stored,
     StoredColumns,
-    canonical_fields,
     canonical_json,
     content_hash,
     content_hashes,
@@ -58,6 +58,9 @@ CONTENT_HASH: Final = "content_hash"
 made before it get it with the next run."""
 
 
+HASH_DIGITS: Final = 32
+"""Hexadecimal digits of ``printed_hash``: 128 bits."""
+
 _MakeType = Callable[[], "sa.types.TypeEngine[Any]"]
 
 
@@ -74,8 +77,8 @@ class ColumnTypes(NamedTuple):
         field: of columns that fields are copied to.
         key: of ids and hashes: text that is compared byte by byte.
         json: of ``route`` and ``fields``.
-        keeps_text: whether text and JSON are stored as they are written; False: JSON is parsed and printed again, and
-            there are no NULs.
+        printed_json: JSON as the database prints it after parsing; None: text and JSON are stored as they are written.
+            With it, there are no NULs, and the hash of a row is one that the database can compute: ``printed_hash``.
         vector: type of a column for vectors; None: they are in a table of their own.
         vector_text: the text of a vector's float32 bytes that such a column is written as.
         text: of texts of any length.
@@ -85,7 +88,7 @@ class ColumnTypes(NamedTuple):
     field: _MakeType
     key: _MakeType
     json: _MakeType
-    keeps_text: bool
+    printed_json: Callable[[bytes], bytes] | None = None
     vector: Callable[[VectorField], sa.types.TypeEngine[Any]] | None = None
     vector_text: Callable[[bytes], str] = bytes.hex
     text: _MakeType = text_type
@@ -128,7 +131,7 @@ class Layout:
         self._vector_text = types.vector_text
         self.appends = mode == "append"
         self.key = "delivery_hash" if self.appends else "id"
-        self._keeps_text = types.keeps_text
+        self._printed_json = types.printed_json
         self.field_columns = tuple(columns)
         self._extra = tuple(columns.values())
         self.table = table
@@ -333,16 +336,25 @@ class Layout:
         """Return the value of the column ``content_hash``.
 
         Args:
-            names: values of the columns before ``text``; ``route`` as JSON without blanks.
-            fields: JSON with sorted keys; b"" for NULL.
+            names: values of the columns before ``text``.
+            fields: JSON; b"" for NULL.
             vectors: those that there are, so that a row without has the hash that it had before there were any.
         """
         numbers = [part for name in sorted(vectors) for part in (name, vectors[name])]
-        if self._keeps_text:
+        if self._printed_json is None:
             return content_hash(*names, operation, text, fields, *numbers)
         if text is not None and "\0" in text:
             text = text.replace("\0", "\ufffd")
-        return content_hash(*names, operation, text, canonical_fields(fields), *numbers)
+        return self._printed_hash(names, operation, text, fields, numbers)
+
+    def _printed_hash(
+        self, names: Sequence[Any], operation: str, text: str | None, fields: bytes, numbers: Sequence[str | bytes]
+    ) -> str:
+        assert self._printed_json is not None
+        route = "[]" if names[-1] == "[]" else self._printed_json(names[-1].encode()).decode()
+        own = (operation,) if self.appends else ()
+        texts = [None if each is None else str(each) for each in (*names[:-1], route, *own, text)]
+        return printed_hash([*texts, *numbers], self._printed_json(fields) if fields else b"")
 
     def columns_to_read(self, there: Collection[str]) -> tuple[str, ...]:
         """Return the columns that can be read: all, or without ``content_hash`` of a table that is older than it.
@@ -364,7 +376,7 @@ class Layout:
         Most rows have no vectors or columns of their own, and are as they were written: together these take a fourth of
         the time.
         """
-        if not (self.appends or self._extra or vectors or self.vector_columns) and (page := self._intact(rows)):
+        if not (self.appends or self._extra or vectors) and (page := self._intact(rows)):
             return page
         end = len(self.names)
         stored = (self.stored(row[:end], types, dict(zip(vectors, row[end:], strict=True))) for row in rows)
@@ -375,21 +387,14 @@ class Layout:
         ids, parents, origins, sources, versions, sequences, hashes, routes, texts, fields, written = zip(
             *rows, strict=True
         )
-        branches: Sequence[tuple[str, ...]] = ((),) * len(rows)
         try:
-            if routes.count("[]") < len(rows):
-                branches = [tuple(map(_as_text, _decode_json(route))) for route in routes]
-            json: Iterable[bytes] = map(str.encode, fields)
-            if not self._keeps_text:
-                json = map(canonical_json, json)
-                routes = tuple(_json(each).decode() if each else "[]" for each in branches)
             names = (ids, parents, origins, sources, versions, sequences, hashes, routes)
-            values = zip(*names, repeat("upsert"), texts, json, strict=False)
+            values = zip(*names, repeat("upsert"), texts, map(str.encode, fields), strict=False)
             if tuple(content_hashes(values)) != written:
                 return None
+            return intact_columns(ids, hashes, sources, versions, routes)
         except (ValueError, TypeError, ArithmeticError, RecursionError):  # not what we wrote
             return None
-        return StoredColumns(ids, hashes, (True,) * len(rows), sources, versions, branches)
 
     def stored(
         self, row: Sequence[Any], types: Sequence[bool], vectors: Mapping[str, bytes | None] | None = None
@@ -408,11 +413,9 @@ class Layout:
         try:
             branches = () if route == "[]" else tuple(map(_as_text, _decode_json(route)))
             intact = None
-            if not self._keeps_text:
-                names[-1] = _json(branches).decode()
             numbers = [x for name, v in sorted((vectors or {}).items()) if v is not None for x in (name, v)]
             if written_hash is not None:
-                intact = self._hash_of_stored(names, operation, text, fields, numbers) == written_hash
+                intact = self._has_hash(written_hash, names, operation, text, fields, numbers)
             if intact and self._extra:
                 end = len(self.names) - len(self.vector_columns)
                 intact = self._has_same_columns(
@@ -424,11 +427,22 @@ class Layout:
             id, delivery_hash, source, version = map(_as_text, (id, delivery_hash, source, version))
         return Stored(id, delivery_hash, intact, source, version, branches)
 
-    def _hash_of_stored(
-        self, names: list[Any], operation: str, text: str | None, fields: str | None, numbers: list[str | bytes]
-    ) -> str:
-        json = b"" if fields is None else fields.encode() if self._keeps_text else canonical_json(fields.encode())
-        return content_hash(*names, operation, text, json, *numbers)
+    def _has_hash(
+        self,
+        written: str,
+        names: list[Any],
+        operation: str,
+        text: str | None,
+        fields: str | None,
+        numbers: list[str | bytes],
+    ) -> bool:
+        json = b"" if fields is None else fields.encode()
+        if self._printed_json is None:
+            return content_hash(*names, operation, text, json, *numbers) == written
+        if self._printed_hash(names, operation, text, json, numbers) == written:
+            return True
+        names[-1] = _json(_decode_json(names[-1])).decode()  # of a row from before there was ``printed_hash``
+        return content_hash(*names, operation, text, json and canonical_json(json), *numbers) == written
 
     def _has_same_columns(
         self, fields: str | None, values: Sequence[Any], types: Sequence[bool], by_database: Sequence[bool | None]
@@ -493,6 +507,25 @@ class Layout:
     def _column_ddl(self, name: str, connection: sa.Connection) -> str:
         """Return the definition of a column for ALTER TABLE."""
         return f"{name} {self.documents.columns[name].type.compile(connection.dialect)}".rstrip()
+
+
+def printed_hash(texts: Iterable[str | bytes | None], json: bytes) -> str:
+    """Return a hash over these texts and JSON as the database prints it, which the database can compute, too: the first
+    half of the SHA-256 of the numbers of bytes of the texts, each followed by a comma, and of all of them; without a
+    number for NULL."""
+    values = [None if each is None else each if isinstance(each, bytes) else each.encode() for each in texts]
+    sizes = b"".join([b"," if each is None else b"%d," % len(each) for each in values])
+    return sha256(b"".join([sizes, *filter(None, values), json])).hexdigest()[:HASH_DIGITS]
+
+
+def intact_columns(
+    ids: Sequence[str], hashes: Sequence[str], sources: Sequence[str], versions: Sequence[str], routes: Sequence[str]
+) -> StoredColumns:
+    """Return rows that are as they were written, whose routes are JSON."""
+    branches: Sequence[tuple[str, ...]] = ((),) * len(ids)
+    if routes.count("[]") < len(ids):
+        branches = [tuple(map(_as_text, _decode_json(route))) for route in routes]
+    return StoredColumns(ids, hashes, (True,) * len(ids), sources, versions, branches)
 
 
 def made_without_vectors(where: str, names: Sequence[str]) -> Misconfigured:

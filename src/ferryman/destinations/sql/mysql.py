@@ -251,8 +251,9 @@ def _key(text: str) -> str:
     return f"x'{text.encode().hex()}'"
 
 
-def _as_text(value: str | bytes | bytearray) -> str:
-    return value if isinstance(value, str) else bytes(value).decode(errors="replace")
+def _as_text(value: Any) -> Any:
+    """Return bytes as text, and anything else as it is."""
+    return value.decode(errors="replace") if isinstance(value, bytes | bytearray) else value
 
 
 class MySqlStatements:
@@ -332,7 +333,6 @@ class MySQL(Dialect):
         field=_long_text,
         key=lambda: KeyText(ID_BYTES),
         json=_long_text,
-        keeps_text=True,
         text=_long_text,
         name=lambda: KeyText(1024),
     )
@@ -413,9 +413,14 @@ class MySQL(Dialect):
                 where = f" WHERE id IN ({','.join(map(_key, some))})" if some else ""
                 with connection.cursor(SSCursor) as cursor:
                     cursor.execute(query + where)
-                    while rows := cursor.fetchmany(_ROWS):
-                        texts = ((_as_text(v) if isinstance(v, bytes | bytearray) else v for v in row) for row in rows)
-                        stored = (layout.stored([*each, *believed], keep_text) for each in texts)
+                    while fetched := cursor.fetchmany(_ROWS):
+                        columns = zip(*fetched, strict=True)
+                        texts = (map(_as_text, each) if bytes in set(map(type, each)) else each for each in columns)
+                        rows = list(zip(*texts, strict=True))
+                        if not layout.field_columns:
+                            yield layout.stored_columns(rows, (), ())
+                            continue
+                        stored = (layout.stored([*each, *believed], keep_text) for each in rows)
                         yield StoredColumns(*zip(*stored, strict=True))
         finally:
             connection.close()

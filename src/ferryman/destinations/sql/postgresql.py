@@ -23,6 +23,8 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -45,7 +47,7 @@ from ferryman.destinations.base import (
 )
 from ferryman.destinations.sql import dialect, pgvector
 from ferryman.destinations.sql.dialect import Dialect, index_mismatch
-from ferryman.destinations.sql.layout import TOMBSTONES, ColumnTypes, Layout
+from ferryman.destinations.sql.layout import CONTENT_HASH, HASH_DIGITS, TOMBSTONES, ColumnTypes, Layout, intact_columns
 from ferryman.destinations.vectors import Filter, VectorField
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, Unavailable
 from ferryman.net import databases
@@ -399,6 +401,41 @@ def _apply_marks(snippet: str, mark: tuple[str, str]) -> str:
     return snippet
 
 
+# JSON as PostgreSQL prints it.
+
+
+def printed_json(text: bytes) -> bytes:
+    """Return JSON as the type ``jsonb`` prints it: shorter keys first, numbers without exponents, U+FFFD for NUL."""
+    value = _decode_exact(text)
+    if rb"\u0000" in text:
+        value = without_nul(value)
+    return msgspec.json.format(_encode_in_order(_with_keys_in_order(value)), indent=0)
+
+
+def _with_keys_in_order(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: _with_keys_in_order(value[name]) if isinstance(value[name], dict | list) else value[name]
+            for name in _in_order(tuple(value))
+        }
+    return list(map(_with_keys_in_order, value)) if isinstance(value, list) else value
+
+
+@lru_cache(1024)
+def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return keys in the order of ``jsonb``; most documents have the same."""
+    return tuple(sorted(names, key=lambda name: (len(encoded := name.encode()), encoded)))
+
+
+def _number(literal: str) -> msgspec.Raw:
+    number = Decimal(literal)
+    return msgspec.Raw(f"{number or number.copy_abs():f}".encode())  # there is no -0.0
+
+
+_decode_exact = msgspec.json.Decoder(float_hook=_number).decode
+_encode_in_order = msgspec.json.Encoder().encode
+
+
 # The PostgreSQL dialect of ``Sql``.
 
 _ROWS: Final = 2_000
@@ -414,6 +451,31 @@ _KEEP_TEXT: Final = ("text", "character varying")
 
 _TELLS_VALID_INPUT: Final = 160000
 """Version of the first server that tells whether a text can be converted to a type."""
+
+
+_HASHES: Final = 110000
+"""Version of the first server that has ``sha256``."""
+
+
+def _is_intact(layout: Layout, types: Mapping[str, str], version: int) -> str:
+    """Return SQL for whether a row is as it was written: its ``content_hash`` is ``printed_hash`` of what it holds, and
+    columns have the values of their fields.
+
+    It is true only if ``Layout.stored`` would say so, too. False and NULL say nothing: a table may be older, or have
+    columns of other types.
+    """
+    others = {"text", "fields", CONTENT_HASH, *layout.field_columns}
+    texts = [f"{quoted(name)}::text" for name in (*(each for each in layout.names if each not in others), "text")]
+    sizes = " || ".join(f"coalesce(octet_length({text})::text, '') || ','" for text in texts)
+    values = " || ".join(f"coalesce({text}, '')" for text in (*texts, "fields::text"))
+    digest = f"left(encode(sha256(convert_to({sizes} || {values}, 'UTF8')), 'hex'), {HASH_DIGITS})"
+    conditions = [f"{CONTENT_HASH}::text = {digest}"]
+    for name, field in zip(layout.field_columns, layout.fields_of_columns, strict=True):
+        if types[name] in _KEEP_TEXT or version < _TELLS_VALID_INPUT:
+            conditions.append(f"{quoted(name)}::text IS NOT DISTINCT FROM (fields ->> {_literal(field)})")
+        else:
+            conditions.append(_has_written_value(name, types[name], field))
+    return " AND ".join(conditions)
 
 
 def _has_written_value(column: str, kind: str, field: str) -> str:
@@ -444,7 +506,7 @@ class PostgreSQL(Dialect):
         field=sa.Text,
         key=lambda: sa.Text(collation="C"),
         json=JSONB,
-        keeps_text=False,
+        printed_json=printed_json,
         vector=pgvector.VectorColumn,
         vector_text=pgvector.number_text,
     )
@@ -501,42 +563,19 @@ class PostgreSQL(Dialect):
 
     def inventory(self, url: str, layout: Layout, ids: Collection[str] | None) -> Iterator[StoredColumns]:
         table = quoted_table(layout.table)
-        with (
-            connect(sa.make_url(url)) as connection,
-            connection.transaction(),
-            connection.cursor("ferryman_inventory") as cursor,
-        ):
-            connection.execute("SET TRANSACTION READ ONLY")
-            declared = connection.execute(_COLUMNS_OF_TABLE, [table]).fetchall()
-            if not declared:
+        with connect(sa.make_url(url)) as connection, connection.transaction():
+            # The rows that are read a second time are those that were read first.
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            types = dict(connection.execute(_COLUMNS_OF_TABLE, [table]).fetchall())
+            if not types:
                 return
-            types = dict(declared)
             there = layout.columns_to_read(types)
-            printed = {"route", "fields", *layout.field_columns, *layout.vector_columns}
-            names = ", ".join(
-                f"{quoted(name)}{'::text' if name in printed else ''}" if name in there else "NULL"
-                for name in layout.names
-            )
-            if connection.info.server_version >= _TELLS_VALID_INPUT:
-                names += "".join(
-                    f", {_has_written_value(name, types[name], field)}"
-                    for name, field in zip(layout.field_columns, layout.fields_of_columns, strict=True)
-                )
-            query = f"SELECT {names} FROM {table}"
-            keep_text = [types[name] in _KEEP_TEXT for name in layout.field_columns]
-            if ids is None:
-                cursor.execute(query.encode())
+            if ids is not None:
+                yield from _rows(connection, layout, types, "id", list(ids))
+            elif layout.vector_columns or CONTENT_HASH not in there or connection.info.server_version < _HASHES:
+                yield from _rows(connection, layout, types)
             else:
-                cursor.execute(f"{query.replace('%', '%%')} WHERE id = ANY(%s)".encode(), [list(ids)])
-            vectors = slice(len(layout.names) - len(layout.vector_columns), len(layout.names))
-            while rows := cursor.fetchmany(_ROWS):
-                if not (layout.field_columns or layout.vector_columns):
-                    yield layout.stored_columns(rows, keep_text, ())
-                    continue
-                numbers = (map(pgvector.number_bytes, row[vectors]) for row in rows)
-                named = (dict(zip(layout.vector_columns, each, strict=True)) for each in numbers)
-                stored = (layout.stored(row, keep_text, of_row) for row, of_row in zip(rows, named, strict=True))
-                yield StoredColumns(*zip(*stored, strict=True))
+                yield from _hashed_rows(connection, layout, types)
 
     def _explain(self, cause: BaseException, where: str) -> DeliveryError | None:
         if not isinstance(cause, psycopg.Error):
@@ -595,6 +634,61 @@ class PostgreSQL(Dialect):
             built = pgvector.build_indexes(connection, layout, where)
         with server.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             return built + pgvector.reclaim_space(connection, layout)
+
+
+def _hashed_rows(
+    connection: psycopg.Connection[Any], layout: Layout, types: Mapping[str, str]
+) -> Iterator[StoredColumns]:
+    """Yield the rows of a table. The server compares them with their hashes; only those that differ are fetched as a
+    whole, for ``Layout.stored`` to tell what that means."""
+    intact = _is_intact(layout, types, connection.info.server_version)
+    key = quoted(layout.key)
+    query = f"SELECT {key}, id, delivery_hash, source, version, route::text, {intact} FROM {quoted_table(layout.table)}"
+    for rows in _fetched(connection, query):
+        if kept := [row[1:6] for row in rows if row[6]]:
+            yield intact_columns(*zip(*kept, strict=True))
+        if others := [row[0] for row in rows if not row[6]]:
+            yield from _rows(connection, layout, types, layout.key, others)
+
+
+def _rows(
+    connection: psycopg.Connection[Any],
+    layout: Layout,
+    types: Mapping[str, str],
+    key: str = "",
+    keys: Sequence[str] | None = None,
+) -> Iterator[StoredColumns]:
+    """Yield the rows of a table, or those with these keys, all their columns."""
+    there = layout.columns_to_read(types)
+    printed = {"route", "fields", *layout.field_columns, *layout.vector_columns}
+    names = ", ".join(
+        f"{quoted(name)}{'::text' if name in printed else ''}" if name in there else "NULL" for name in layout.names
+    )
+    if connection.info.server_version >= _TELLS_VALID_INPUT:
+        names += "".join(
+            f", {_has_written_value(name, types[name], field)}"
+            for name, field in zip(layout.field_columns, layout.fields_of_columns, strict=True)
+        )
+    query = f"SELECT {names} FROM {quoted_table(layout.table)}"
+    keep_text = [types[name] in _KEEP_TEXT for name in layout.field_columns]
+    vectors = slice(len(layout.names) - len(layout.vector_columns), len(layout.names))
+    for rows in _fetched(connection, query, key, keys):
+        numbers = (map(pgvector.number_bytes, row[vectors]) for row in rows)
+        named = (dict(zip(layout.vector_columns, each, strict=True)) for each in numbers)
+        stored = (layout.stored(row, keep_text, of_row) for row, of_row in zip(rows, named, strict=True))
+        yield StoredColumns(*zip(*stored, strict=True))
+
+
+def _fetched(
+    connection: psycopg.Connection[Any], query: str, key: str = "", keys: Sequence[str] | None = None
+) -> Iterator[list[tuple[Any, ...]]]:
+    with connection.cursor(f"ferryman_inventory{'_by_key' if key else ''}") as cursor:
+        if keys is None:
+            cursor.execute(query.encode())
+        else:
+            cursor.execute(f"{query.replace('%', '%%')} WHERE {quoted(key)} = ANY(%s)".encode(), [list(keys)])
+        while rows := cursor.fetchmany(_ROWS):
+            yield rows
 
 
 _EQUAL_IDS: Final = """

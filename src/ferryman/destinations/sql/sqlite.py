@@ -327,7 +327,7 @@ class SQLite(Dialect):
     """Dialect of SQLite: a file, one writer at a time, FTS5 for full text."""
 
     single_writer = True
-    column_types = ColumnTypes(field=_untyped, key=text_type, json=_json_type, keeps_text=True)
+    column_types = ColumnTypes(field=_untyped, key=text_type, json=_json_type)
     reserved = (ROW,)
 
     def url_findings(self, url: sa.URL) -> Iterator[str]:
