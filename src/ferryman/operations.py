@@ -672,7 +672,7 @@ def _forget_answers(plan: Plan, root: StatePath, *which: str | None) -> None:
         ids = {row["origin"] for row in rows if document in (None, row["document"], row["origin"])}
     for step in remembering_steps(plan.nodes):
         keeper = store_of(step.name, step.remember, root.parent)
-        keeper.forget(key for id in ids for key in keeper.keys_of_document(id))
+        keeper.forget(keeper.keys_of_documents(ids))
 
 
 @explain_errors_of_state

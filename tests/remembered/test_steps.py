@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from ferryman import Document, PermanentError, Plan, Remember
 from ferryman.destinations import Null
 from ferryman.errors import Unavailable
 from ferryman.queues import Queue
+from ferryman.remembered import log
+from ferryman.remembered.upkeep import StoreKeeper
 from ferryman.sources import Memory
 from ferryman.sources import Queue as FromQueue
 from tests.support.paid import Notes, Service, build_paid, steps, vector_of
@@ -337,6 +340,29 @@ def test_retry_with_force_does_not_call_again(place: Path) -> None:
     world.retry(force=True, forget=True)
     world.run()
     assert service.calls() == {"t0": 2, "t1": 2, "t2": 3, "t3": 2}
+
+
+def test_forgetting_reads_a_store_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many documents there are: for ten thousand of them it would take hours otherwise."""
+    world, read, reads = paid(place), log.all_records, Counter[str]()
+
+    def count_read(path: Path) -> Iterator[log.Record]:
+        reads[path.name] += 1
+        return read(path)
+
+    for n in range(12):
+        world.put(f"d{n}", words=f"t{n}")
+    world.run()
+    world.retry(force=True)
+    world.run()
+    monkeypatch.setattr(StoreKeeper, "fold", lambda keeper, *_, **__: Counter[str]())
+    for n in range(12):
+        world.put(f"d{n}", words=f"newer t{n}")
+    world.run()
+    monkeypatch.setattr(log, "all_records", count_read)
+    world.retry(force=True, forget=True)
+    assert reads
+    assert max(reads.values()) == 1
 
 
 @pytest.mark.rule("remember.refusals")

@@ -278,7 +278,7 @@ def test_forgetting(folder: StatePath) -> None:
     assert reader.recall(given("a")) is not None
     assert keeper.forget(keeper.keys_where("v2")) == 1
     assert (recalled(folder, ["a"], v2), recalled(folder, ["a", "b", "c"])) == ([], ["a", "b", "c"])
-    assert keeper.forget(keeper.keys_of_document("doc-a")) == 1
+    assert keeper.forget(keeper.keys_of_documents(["doc-a"])) == 1
     assert recalled(folder, ["a", "b", "c"]) == ["b", "c"]
     assert keeper.forget(keeper.keys_of_input({"words": "c"}, None)) == 1
     assert recalled(folder, ["a", "b", "c"]) == ["b"]
@@ -298,7 +298,7 @@ def test_what_is_forgotten_stays_forgotten_while_a_wave_is_not_settled(folder: S
     """A log that goes into the table later does not bring it back."""
     remember_all(folder, ["a"], wave=5)
     keeper = StoreKeeper(folder)
-    assert keeper.forget(keeper.keys_of_document("doc-a")) == 1
+    assert keeper.forget(keeper.keys_of_documents(["doc-a"])) == 1
     assert not keeper.remove_forgotten()
     keeper.fold(lambda name: name.wave <= 4)
     keeper.fold(lambda name: name.wave <= 5)

@@ -144,7 +144,7 @@ def test_ids_and_answers_of_any_size(place: Path) -> None:
     assert world.run().delivered == 6
     keeper = StoreKeeper(place / "state" / "remembered" / "say")
     for document in world.documents:
-        assert len(keeper.keys_of_document(document["id"])) == 1
+        assert len(keeper.keys_of_documents([document["id"]])) == 1
     for document in [*world.documents]:
         world.put(document["id"], words=document["words"], title="other")
     assert world.run().remembered["say"]["hits"] == 6

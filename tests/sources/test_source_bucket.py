@@ -21,6 +21,7 @@ from tests.servers.s3 import S3
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, TransientError, UsageError
+from ferryman.net.drives import Drive
 from ferryman.sources import Csv, Doubt, Files, Lines, Listed, Source
 from ferryman.testing.sources import SourceSuite
 
@@ -360,9 +361,9 @@ def test_secrets_are_never_shown() -> None:
 def test_no_part_of_a_secret_is_shown_of_a_long_error() -> None:
     """Where the middle of the error is left out."""
     secret = "abcdefgh" * 100
-    source = Files("s3://bucket/x", storage_options={"secret": secret})
+    drive = Drive("s3://bucket/x", {"secret": secret})
     for before in range(limits.MESSAGE_CHARACTERS - 2 * len(secret), limits.MESSAGE_CHARACTERS, len(secret) // 2):
-        text = source._tree._error_text(ValueError(f"{'.' * before}{secret}{'.' * 5000}"))  # type: ignore[attr-defined]
+        text = drive.error_text(ValueError(f"{'.' * before}{secret}{'.' * 5000}"))
         assert "abc" not in text
         assert len(text) < limits.MESSAGE_CHARACTERS + 100
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ferryman.destinations.base import Outcome
 from ferryman.document import Document
+from ferryman.engine.run import ActivityRecorder
 from ferryman.errors import TransientError
 from ferryman.records.rows import is_due_sql, wait_s
+from ferryman.state.activity import Activity
+from ferryman.state.runs import RunRecorder, load_runs
 from tests.support import NOT_SOON_S
 from tests.support.plan_world import PlanWorld
 from tests.support.recorder import Recorder
@@ -74,3 +80,28 @@ def test_a_clock_that_was_ahead_puts_nothing_off(place: Path, monkeypatch: pytes
     DOWN.clear()
     trial.run(wait=0)
     assert trial.counts() == {"delivered": 2}
+
+
+@pytest.mark.rule("state.clock")
+def test_an_endless_run_is_recorded_after_the_clock_was_put_back(place: Path) -> None:
+    """It counted as hanging until the clock had caught up."""
+    clock = iter([10_000.0, 10_000.0, 10_030.0, 100.0, 130.0, 161.0])
+    state: Any = SimpleNamespace(root=place)
+    recorder = RunRecorder(state, lambda: next(clock))
+    recorded = []
+    for pending in range(5):
+        recorder.record_turn(partial(dict, exit=4, pending=pending))
+        recorded.append(load_runs(place).last[-1].pending)
+    assert recorded == [0, 0, 2, 2, 4]
+
+
+@pytest.mark.rule("state.clock")
+def test_what_a_run_does_is_noted_after_the_clock_was_put_back() -> None:
+    """``status`` shows how far it is."""
+    clock = iter([10_000.0, 10_000.5, 100.0, 100.5, 101.5])
+    noted: list[Activity] = []
+    state: Any = SimpleNamespace(note_activity=noted.append)
+    recorder = ActivityRecorder(state, tuple, lambda: next(clock))
+    for documents in range(5):
+        recorder.live(documents)
+    assert [activity.done for activity in noted] == [0, 2, 4]

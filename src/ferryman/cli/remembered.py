@@ -110,7 +110,7 @@ def forget(
     if not everything and version is None and older is None and document is None and file is None:
         raise UsageError("Say what to forget: --version, --older, --document, --input, or --all.")
     keeper = find_store(name, state)
-    wanted = [keeper.keys_of_document(document)] if document is not None else []
+    wanted = [keeper.keys_of_documents([document])] if document is not None else []
     if file is not None:
         wanted.append(keeper.keys_of_input(*_read_input(file)))
     if version is not None or older is not None or not wanted:

@@ -637,7 +637,7 @@ class ActivityRecorder(Silent):
         self._troubles = troubles
         self._clock = clock
         self._activity = Activity()
-        self._next_note = 0.0
+        self._noted_at = 0.0
 
     def phase(self, wave: int, name: str) -> None:
         self._note(wave=wave, phase=name, since=self._clock(), done=0, expected=0, until=0.0)
@@ -646,8 +646,9 @@ class ActivityRecorder(Silent):
         self._note(expected=documents)
 
     def live(self, documents: int) -> None:
-        if self._clock() >= self._next_note:
-            self._next_note = self._clock() + _EVERY_S
+        now = self._clock()
+        if not self._noted_at <= now < self._noted_at + _EVERY_S:  # before that, if the clock was put back
+            self._noted_at = now
             self._note(done=documents)
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:

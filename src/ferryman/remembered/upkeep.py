@@ -16,7 +16,7 @@ import time
 import uuid
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -355,12 +355,13 @@ class StoreKeeper:
 
     # -- forgetting and telling -----------------------------------------------------------------------
 
-    def keys_of_document(self, id: str) -> set[bytes]:
-        """Return the inputs that a document, or a child of it, has used, also if it was deleted since."""
-        wanted = document_hash(id)
+    def keys_of_documents(self, ids: Iterable[str]) -> set[bytes]:
+        """Return the inputs that these documents, or children of them, have used, also if they were deleted since. All
+        files are read once, however many documents there are."""
+        wanted = {document_hash(id) for id in ids}
         pairs = self._read_logs(log.log_names(self._log_folder)).pairs
-        pairs += self._documents.with_prefix(wanted)
-        return {pair[KEY_BYTES:] for pair in pairs if pair.startswith(wanted)}
+        pairs += self._documents.with_prefixes(sorted(wanted))
+        return {pair[KEY_BYTES:] for pair in pairs if pair[:KEY_BYTES] in wanted}
 
     def rows(self) -> Iterator[Row]:
         """Yield key, version and answer of each input, of the table and of all logs; an answer may be older than
@@ -508,14 +509,17 @@ class _SortedFiles:
         names = sorted(name for name in files.list_names(self._folder) if name.endswith(_SUFFIX))
         return [each for name in names if (each := self._read(name)) is not None]
 
-    def with_prefix(self, prefix: bytes) -> list[bytes]:
-        """Return all elements that begin with these bytes."""
+    def with_prefixes(self, prefixes: Sequence[bytes]) -> list[bytes]:
+        """Return all elements that begin with one of these."""
         found: set[bytes] = set()
-        low, high = (np.frombuffer(prefix.ljust(self._size, end), f"S{self._size}") for end in (b"\0", b"\xff"))
+        low, high = (
+            keys_array((each.ljust(self._size, end) for each in prefixes), self._size) for end in (b"\0", b"\xff")
+        )
         for _, elements in self.sets():
-            begin, end = np.searchsorted(elements, low)[0], np.searchsorted(elements, high, "right")[0]
-            data = elements[begin:end].tobytes()
-            found |= {data[at : at + self._size] for at in range(0, len(data), self._size)}
+            begins, ends = np.searchsorted(elements, low), np.searchsorted(elements, high, "right")
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+                data = elements[begin:end].tobytes()
+                found |= {data[at : at + self._size] for at in range(0, len(data), self._size)}
         return sorted(found)
 
     def _write(self, elements: _Elements, when: float) -> None:

@@ -89,7 +89,7 @@ class RunRecorder:
         self._state = state
         self._clock = clock
         self._started = clock()
-        self._next_record = -float("inf")
+        self._recorded_at = -float("inf")
 
     def record(self, counts: Mapping[str, Any]) -> None:
         """Record that the run has ended.
@@ -102,9 +102,9 @@ class RunRecorder:
     def record_turn(self, counts: Callable[[], Mapping[str, Any]]) -> None:
         """Record how far an endless run is, at most once in ``limits.RUN_RECORD_S`` seconds."""
         now = self._clock()
-        if now < self._next_record:
+        if self._recorded_at <= now < self._recorded_at + limits.RUN_RECORD_S:  # before that, if the clock was put back
             return
-        self._next_record = now + limits.RUN_RECORD_S
+        self._recorded_at = now
         save_run(self._state.root, PastRun(self._started, now, **counts(), endless=True))
 
 
