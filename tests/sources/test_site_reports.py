@@ -191,10 +191,11 @@ def test_a_page_that_is_shown_again_after_a_while_is_a_page(server: SiteServer, 
     [
         Served("<p>All about ferries and what else there is", cut=20),
         Served("<p>not packed", headers={"content-encoding": "gzip"}),
+        Served(b"\x1b\x03packed", headers={"content-encoding": "br"}),
         Served(""),
         Served("", mime="application/pdf"),
     ],
-    ids=["cut off", "not packed", "empty", "empty file"],
+    ids=["cut off", "not packed", "not unpacked", "empty", "empty file"],
 )
 def test_an_answer_that_is_not_whole_is_doubt(server: SiteServer, answer: Served) -> None:
     """https://github.com/Norconex/crawler/issues/98, https://github.com/Norconex/crawler/issues/792: documents were

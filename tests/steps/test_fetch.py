@@ -83,6 +83,9 @@ class Site(BaseHTTPRequestHandler):
     def do_gzip(self) -> None:
         self.answer(gzip.compress(b"packed"), content_encoding="gzip")
 
+    def do_coding(self, name: str) -> None:
+        self.answer(b"as it comes", content_encoding=name)
+
     def do_charset(self, label: str) -> None:
         page = '<meta charset="iso-8859-1"><p>Паром отходит'
         self.answer(page.encode("koi8-r"), content_type=f'text/html; version=1; Charset = "{label}"')
@@ -149,6 +152,13 @@ def test_an_empty_answer_is_empty_content(at: str) -> None:
 def test_what_is_packed_is_unpacked(at: str) -> None:
     """Content is what the server means, not how it was sent."""
     assert fetched(f"{at}/gzip") == b"packed"
+
+
+def test_what_cannot_be_unpacked_is_no_content(at: str) -> None:
+    """A server may send what nobody has asked for. A word that is not a coding means nothing, as for a browser."""
+    with pytest.raises(PermanentError, match="encoded with br, which was not asked for"):
+        fetched(f"{at}/coding/br")
+    assert fetched(f"{at}/coding/utf-8") == b"as it comes"
 
 
 @pytest.mark.parametrize(("field", "charset"), [(None, "koi8-r"), ("cp1251", "cp1251")])

@@ -462,6 +462,16 @@ def exchange(
         raise Unanswered(why, timed_out=isinstance(e, exceptions.TimeoutError)) from e
 
 
+_CODINGS: Final = frozenset({"br", "zstd", "compress", "x-compress", "dcb", "dcz", "exi", "pack200-gzip"})
+"""Codings of content that are registered and that nobody asks for here. Other words in their place mean nothing."""
+
+
+def unread_coding(answer: BaseHTTPResponse) -> str:
+    """Return the coding of an answer's content that cannot be undone here; "" if it can, or there is none."""
+    codings = (part.strip() for part in answer.headers.get("content-encoding", "").lower().split(","))
+    return next((coding for coding in codings if coding in _CODINGS.difference(answer.CONTENT_DECODERS)), "")
+
+
 @contextmanager
 def follow(
     send: Callable[[str], AbstractContextManager[BaseHTTPResponse]],

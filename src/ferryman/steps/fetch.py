@@ -167,6 +167,13 @@ class fetch_url:
             if net.is_retryable(answer.status):
                 raise TransientError(status)
             raise PermanentError(f"{status}. Correct the URL, or drop the document.")
+        from ferryman.net import http
+
+        if coding := http.unread_coding(answer):
+            raise PermanentError(
+                f"{net.redact(url)}: its content is encoded with {coding}, which was not asked for. Have the server "
+                "obey Accept-Encoding, or drop the document."
+            )
         content = bytearray()
         announced = answer.length_remaining or 0
         while max(announced, len(content)) <= self.max_bytes:

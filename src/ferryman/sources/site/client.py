@@ -233,6 +233,8 @@ class SiteClient:
                 head = Response(url, answer.status, answer.headers)
                 if answer.status != 200 or is_left_out(head.mime):
                     return head
+                if coding := http.unread_coding(answer):
+                    return Response(url, 0, error=f"its content is encoded with {coding}, which was not asked for")
                 body = bytearray()
                 while len(body) <= max_bytes:
                     if time.monotonic() > deadline:
