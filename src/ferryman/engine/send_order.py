@@ -42,18 +42,24 @@ class HeldKeys:
     def __init__(self, *, ended_holds: bool) -> None:
         self.ended_holds = ended_holds
         self._from: dict[_Key, int] = {}
+        self._not_due: dict[_Key, int] = {}
+        """Those of exports that are not due, which every attempt of the pass finds."""
 
     def __bool__(self) -> bool:
         return bool(self._from)
 
-    def hold(self, key: _Key, revision: int) -> None:
+    def hold(self, key: _Key, revision: int, *, due: bool = True) -> None:
         """Record that this export was not delivered, so that later exports of its key wait."""
-        self._from[key] = min(revision, self._from.get(key, revision))
+        for found in (self._from,) if due else (self._from, self._not_due):
+            found[key] = min(revision, found.get(key, revision))
 
     def waits(self, key: _Key, revision: int) -> bool:
         """Return whether an earlier export of this key was not delivered."""
-        first = self._from.get(key)
-        return first is not None and first < revision
+        return self._from.get(key, revision) < revision
+
+    def waits_in_each_attempt(self, key: _Key, revision: int) -> bool:
+        """Return whether an earlier export of this key is not due."""
+        return self._not_due.get(key, revision) < revision
 
 
 class _OrderedRow(NamedTuple):
@@ -80,7 +86,7 @@ class KeyOrder:
     def __init__(self, held: HeldKeys, rows: pa.Table, due: Numbers, versions: Collection[str] = ()) -> None:
         self._held = held
         self.eligible = due
-        """Mask of the rows that may be sent: they are due, and wait for no other row."""
+        """Mask of the rows that may be sent: they are due, and wait for none that is not."""
         self._rows: list[_OrderedRow | None] = []
         self._before: Numbers | None = None
         """For each eligible row, the index of its key's previous export, or -1; None: no key has two exports."""
@@ -137,16 +143,21 @@ class KeyOrder:
                 self.hold(at, at + 1)
 
     def _mark_waiting(self, rows: Sequence[_OrderedRow | None], due: Numbers, pending: Numbers) -> Numbers:
+        """Return the mask of the rows that may be sent.
+
+        What became of the exports before does not count here: two attempts may see different outcomes, and they must
+        have the same chunks, of which each is sent and counted once. ``waiting`` leaves those rows out of their chunk.
+        """
         if due.all() and not self._held:
             return due
         eligible = due.copy()
         for at, row in enumerate(rows):
             if row is None:
                 continue
-            if self._held.waits(*row):
+            if self._held.waits_in_each_attempt(*row):
                 eligible[at] = False
             elif not due[at] and (pending[at] or (self._held.ended_holds and row.is_export)):
-                self._held.hold(*row)
+                self._held.hold(*row, due=False)
         return eligible
 
 

@@ -295,6 +295,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
     failed = sum(n.status in (Status.DEAD, Status.ERROR_DOC) for item in repairs for n in item.results)
     failed += sum(each.failed for each in fold.results) + sum(each.failed for each in fold.updates)
     named = [*staged, *(part for each in parts.values() for part in each)]  # an update's is named by several files
+    dropped = sum(each.dropped for each in fold.updates)
     fsync_folder(state.ledger.folder)
     state.ledger.commit(  # 4
         "ledger",
@@ -307,11 +308,11 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
                 for path, ps in parts.items()
             },
             "unknown": fold.unknown,
-            "delivered": sum(leaving.values()),
+            "delivered": sum(leaving.values()) - dropped,
             "deleted": deleted,
             "sent": sum(touched.values()) + sum(each.withdrawn for each in fold.updates),
             "stale": _count_stale(fold, by_key),
-            "dropped": commit.get("dropped", 0),
+            "dropped": commit.get("dropped", 0) + dropped,
             "dead": commit.get("failed", 0) + failed,
             "keyed": {**keyed_files(fold.updates), **commit.get("keyed", {})},
         },

@@ -283,6 +283,7 @@ class UpdateResult(msgspec.Struct, frozen=True):
         sent: number of rows that were processed.
         failed: number of these that failed permanently.
         withdrawn: number of rows withdrawn from a former key, which still have to be counted at their new key.
+        dropped: number of the finished rows that ``update`` dropped.
     """
 
     node: str
@@ -297,6 +298,7 @@ class UpdateResult(msgspec.Struct, frozen=True):
     deleted: int
     failed: int
     withdrawn: int
+    dropped: int = 0
 
 
 # Committed states of a keyed node, for look-ups of single keys.

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import pickle
+from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from ferryman import Document, account
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.errors import PermanentError
+from ferryman.engine.deliver.sending import Pass
+from ferryman.errors import PermanentError, Unavailable
 from ferryman.operations import resolve, retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
 from ferryman.sources import Queue
+from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import states
 from tests.support.keyed import Counted, count
 from tests.support.plan_world import PlanWorld, run_plan
@@ -279,3 +282,51 @@ def test_an_export_that_the_next_keyed_node_refuses_holds_its_key(place: Path) -
     assert {key: sorted(each) for key, each in states(root, "last").items()} == {
         f"k{n}": [f"a{n}", f"b{n}"] for n in (1, 2, 3)
     }
+
+
+class Twins(InProcess):
+    """Runs a second attempt of the first delivery task, as Spark may, once the first one has begun to write."""
+
+    waiting: ClassVar[list[bytes]] = []
+
+    def _run_one(self, call: bytes) -> Any:
+        if isinstance(pickle.loads(call)[0], Pass):
+            self.waiting.append(call)
+        return super()._run_one(call)
+
+
+def run_twin(_: object) -> None:
+    if Twins.waiting:
+        task, lane = pickle.loads(Twins.waiting.pop())
+        task(lane)
+
+
+@pytest.mark.rule("keyed.kill")
+@pytest.mark.parametrize("guarantee", ["at-most-once", "at-least-once"])
+def test_two_attempts_of_a_task_have_the_same_chunks(place: Path, guarantee: str) -> None:
+    """The second one does not know what becomes of the chunk that the first one sends, so it leaves out the later
+    exports of its keys; it claims and counts no row in another range than the first one does."""
+    gone = place / "gone"
+
+    def refuse() -> None:
+        if gone.exists():
+            raise Unavailable("it is away")
+
+    def build(world: PlanWorld) -> Plan:
+        plan, out = Plan("held", version=1), world.out()
+        out.before, out.refuse = run_twin, refuse
+        node = plan.source("from_in", Queue("in", place)).keyed("counts", count, key="word")
+        return node.destination("out", out, guarantee=guarantee, batch=3).plan
+
+    world = PlanWorld(place, build, field="word").build()
+    gone.touch()
+    words = [f"w{n}" for n in range(7)]
+    for more in ([], [f"v{n}" for n in range(6)]):
+        world.put(*words, *more)
+        world.run(wait=0)
+    gone.unlink()
+    summary = world.run(wait=0, runner=Twins(), checked=False)  # the next start removes what did not count
+    assert (summary.exit, summary.delivered, world.run().waves) == (0, 20, 0)
+    arrived = Counter((line["id"], line["fields"]["new"]) for line in world.out().lines())
+    assert len(arrived) == 20
+    assert guarantee == "at-least-once" or set(arrived.values()) == {1}

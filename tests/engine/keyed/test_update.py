@@ -216,13 +216,15 @@ def test_an_unforeseen_error_is_retried_and_fails_after_its_attempts(place: Path
     assert words.states() == {"a": 1}
 
 
-def test_dropped_documents_change_nothing(place: Path) -> None:
+@pytest.mark.rule("keyed.failure")
+def test_a_dropped_document_changes_nothing(place: Path) -> None:
+    """The others of its call are counted, those behind it too."""
     words = count_words(place, choosy)
-    words.into.append([{"word": "a", "raise": "dropped"}, {"word": "b"}])
+    words.into.append([{"word": "a"}, {"word": "a", "raise": "dropped"}, {"word": "a"}, {"word": "b"}])
     summary = words.run()
-    assert summary.exit == 0
-    assert words.status()["destinations"]["counts"]["dropped"] == 1
-    assert words.states() == {"b": 1}
+    assert (summary.exit, summary.dropped, summary.delivered) == (0, 1, 3 + 3)
+    assert words.counts("counts") == {"delivered": 3, "dropped": 1}
+    assert words.states() == {"a": 2, "b": 1}
 
 
 class Broken:

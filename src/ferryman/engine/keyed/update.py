@@ -347,7 +347,7 @@ def _timeout_message(node: KeyedNode) -> str:
 # Calls of ``update``, key by key, each with as many of the key's documents as a call may get, in order.
 #
 # A call that raises is repeated with half of its documents each until the document at fault is alone. Only that one
-# fails; those after it wait, because the state that they build on does not exist yet.
+# fails, or is dropped; those after one that failed wait, because the state that they build on does not exist yet.
 
 _UNEXPLAINED: Final = (ErrorKind.UNFORESEEN, ErrorKind.CONNECTION)
 """Kinds of errors for which the node itself may be at fault."""
@@ -482,7 +482,10 @@ class KeyCalls:
         try:
             value, exports = self._caller.call(self._key, self._value, [row.as_document() for row in rows])
         except Dropped as e:
-            self._note_dropped(rows, plain_text(e) or f"dropped by {self._node.name}")
+            if len(rows) > 1:
+                self._call_halves(rows)
+            else:
+                self._note_dropped(rows[0], plain_text(e) or f"dropped by {self._node.name}")
         except NoChild:  # no document is to blame
             raise
         except BaseException as e:
@@ -507,19 +510,21 @@ class KeyCalls:
                 self._key, whose, (row.fields or b"{}") if row.counts_in_state else None, self._bucket
             )
 
-    def _note_dropped(self, rows: Sequence[KeyedRow], why: str) -> None:
+    def _note_dropped(self, row: KeyedRow, why: str) -> None:
         self._successes += 1
-        for row in rows:
-            self.results[row.at] = RowResult(row.sequence, Status.DROPPED, why, row.tries.attempt + 1, None)
+        self.results[row.at] = RowResult(row.sequence, Status.DROPPED, why, row.tries.attempt + 1, None)
+
+    def _call_halves(self, rows: Sequence[KeyedRow]) -> None:
+        half = len(rows) // 2
+        self._call(rows[:half])
+        self._call(rows[half:])
 
     def _retry_halves(self, rows: Sequence[KeyedRow], error: Any) -> None:
         fault = classify_error(error, self._node.name, f"update of {self._node.name}", traces=self._traces)
         if fault.kind in OF_NODE:
             raise NodeTrouble(fault.text, permanent=fault.kind is ErrorKind.MISCONFIGURED, blameless=False)
         if len(rows) > 1:
-            half = len(rows) // 2
-            self._call(rows[:half])
-            self._call(rows[half:])
+            self._call_halves(rows)
         else:
             self._note_failed(rows[0], fault)
 
@@ -667,6 +672,7 @@ class UpdateOutput:
         self._counts["deleted"] += sum(results[at] is None and operations[at] == "delete" for at in done)
         self._counts["sent"] += len(touched)
         self._counts["failed"] += sum(result.status in (Status.DEAD, Status.ERROR_DOC) for result in noted)
+        self._counts["dropped"] += sum(result.status == Status.DROPPED for result in noted)
 
     def finish(self, number: int) -> UpdateResult:
         """Finish all files; they and their names are durable when this returns."""
@@ -690,6 +696,7 @@ class UpdateOutput:
             count["deleted"],
             count["failed"],
             self.withdrawn,
+            count["dropped"],
         )
 
     def remove(self, result: UpdateResult) -> None:
