@@ -450,6 +450,24 @@ def test_time_that_a_message_takes_is_not_silence(topics: Topics, monkeypatch: p
     assert values == [b"0", b"1", b"2", b"3"]
 
 
+def test_few_small_messages_are_fetched_ahead(topics: Topics) -> None:
+    """However many there are, and however few are asked for; each takes the client more memory than its content."""
+    topic, count, ahead = topics.new(), 200_000, [0]
+    producer = topics.producer(queue_buffering_max_messages=count)
+    for n in range(count):
+        producer.produce(topic, b"%d" % n)
+    assert producer.flush(60) == 0
+
+    def note(statistics: str) -> None:
+        of_topic = json.loads(statistics)["topics"].get(topic, {"partitions": {}})
+        ahead.extend(each["fetchq_cnt"] for each in of_topic["partitions"].values())
+
+    cluster = Cluster(topics.url, {"statistics.interval.ms": 10, "stats_cb": note})
+    assert sum(1 for _ in cluster.read(topic, 0, 0, count)) == count
+    assert 0 < max(ahead) < 80_000, "ten thousand, and what is in one answer of a megabyte"
+    topics.delete(topic)
+
+
 def test_a_message_of_a_megabyte(topics: Topics, place: Path) -> None:
     topic = topics.new()
     big = {"n": 1, "text": "x" * 990_000}

@@ -34,6 +34,10 @@ POLL_S: Final = 0.2
 SILENCE_S: Final = 30.0
 """Time without any message of a range that is there, after which reading it is given up."""
 
+_READ_AHEAD: Final = 10_000
+"""Messages that the client fetches ahead, some 300 bytes each beside their content. It would be 100 000, also to look at
+a few of them."""
+
 FETCHED_MESSAGES: Final = 2000
 """Messages that are taken from the client's queue at once."""
 
@@ -219,6 +223,8 @@ class Cluster:
                     "allow.auto.create.topics": False,
                     "fetch.wait.max.ms": 50,
                     "queued.max.messages.kbytes": max(16 * 1024, batch_bytes // 1024),
+                    "queued.min.messages": _READ_AHEAD,
+                    "fetch.queue.backoff.ms": 10,  # else it pauses for a second once so many wait
                 }
             )
         )
