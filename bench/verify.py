@@ -1,5 +1,6 @@
 """``ferryman verify`` of tables in SQLite and PostgreSQL, beside a bare scan: the same columns of ledger and table are
-fetched, without and with a hash over each row.
+fetched, without and with a hash over each row. What counts is the CPU time of this process, which reads both sides;
+that with a server's is told beside it.
 
 States and tables are made without a run, see ``synthetic``. The largest table is verified in a process of its own,
 since a peak of memory never goes down.
@@ -10,8 +11,10 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +26,7 @@ import sqlalchemy as sa
 from tests.servers.postgres import PostgresServer
 
 from bench import data, synthetic
-from bench.harness import ROOT, Row, Sizes, alternate, empty_folder, print_progress, time_row, timed
+from bench.harness import ROOT, Measurement, Row, Sizes, alternate, empty_folder, print_progress, time_row, timed
 from bench.processes import Watch
 from ferryman import Plan
 from ferryman.destinations import Delivery, DestinationContext, Guarantee, Sql
@@ -68,9 +71,25 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
 
 def _rows(name: str, made: Made, count: int, rounds: int) -> Iterator[Row]:
-    ours, bare, hashed = alternate(rounds, made.verify, lambda: made.scan(None), lambda: made.scan(content_hash))
-    yield time_row(f"verify, {name}; a bare scan of both sides", count, ours, bare, TARGET)
-    yield time_row(f"verify, {name}; the same with a hash over each row", count, ours, hashed, TARGET)
+    works = (made.verify, lambda: made.scan(None), lambda: made.scan(content_hash))
+    ours, *others = alternate(rounds, *map(_own, works))
+    for what, other in zip(("a bare scan of both sides", "the same with a hash over each row"), others, strict=True):
+        own, with_server = (
+            statistics.median(cpu_of(a) / cpu_of(b) for a, b in zip(ours.runs, other.runs, strict=True))
+            for cpu_of in (lambda run: run.phases["own"], lambda run: run.cpu_s)
+        )
+        row = time_row(f"verify, {name}; {what}", count, ours, other, TARGET)
+        yield row._replace(ratio=f"CPU {own:.2f}× (with a server's {with_server:.2f}×)", met=own <= TARGET)
+
+
+def _own(work: Callable[[], None]) -> Callable[[], Measurement]:
+    """Return the work as one that measures the CPU time of this process, too: the phase ``own``."""
+
+    def measure() -> Measurement:
+        began = time.process_time()
+        return timed(work)._replace(phases={"own": time.process_time() - began})
+
+    return measure
 
 
 class Made:

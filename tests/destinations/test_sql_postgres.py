@@ -8,8 +8,10 @@ from unittest import mock
 
 import pytest
 
-from ferryman.destinations import Delivery, Outcome, Sql
-from ferryman.destinations.sql.layout import Mode
+from ferryman.destinations import Delivery, DestinationContext, Guarantee, Outcome, Sql
+from ferryman.destinations.base import content_hash
+from ferryman.destinations.sql.layout import Layout, Mode
+from ferryman.destinations.sql.postgresql import printed_json
 from ferryman.destinations.sql.search import search
 from ferryman.errors import Misconfigured, PlanError
 from ferryman.testing.destinations import delete, delivery
@@ -20,6 +22,8 @@ __all__ = ["database", "postgres"]
 
 
 OK, STALE = Outcome.ok(), Outcome.stale()
+
+CONTEXT = DestinationContext("test", 1, "out", 1, Guarantee.EXACTLY_ONCE)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -214,3 +218,92 @@ def test_names_that_postgresql_does_not_take(arguments: dict[str, Any], says: st
     with pytest.raises(PlanError, match=says):
         Sql("postgresql://host/db", **arguments)
     Sql("postgresql://host/db", table="archive." + "b" * 52, columns={"c" * 63: "a"})
+
+
+# --- the hash of a row, which the server compares ---------------------------------------------------------------------
+
+FIELDS: list[dict[str, Any]] = [
+    {},
+    {"title": "Henry", "a": 1, "z": "", "": None, "ä": "longer than b", "bb": True, "汉": [1, {"zz": 1, "b": []}]},
+    {"numbers": [0.0, -0.0, 1.0, 1e16, 1.5e22, 1e-7, 5e-324, -1.7976931348623157e308, 0.1 + 0.2, 2**63, -(2**63)]},
+    {"title": 'quoted " and \\ and \\u0000', "c": "\b\f\n\r\t\x01\x1f\x7f\u2028/", "nested": {"deep": [[{"x": {}}]]}},
+    {"nul\0name": "nul\0value", "list": ["\0"]},
+    {"title": None, "text": "1,2:", "tags": ["a", "b"]},
+]
+
+
+@pytest.mark.parametrize("columns", [{}, {"title": "title"}], ids=["standard", "columns"])
+@pytest.mark.parametrize("mode", ["upsert", "append"])
+def test_the_server_finds_rows_as_they_were_written(database: Database, mode: Mode, columns: dict[str, str]) -> None:
+    """Whatever JSON and text they hold, by the hash that is stored with each; no row is fetched for that."""
+    sql = opened(Sql(database.url, mode=mode, columns=columns))
+    texts = (None, b"", b"nul\0", "汉,字".encode(), b"12,", b"x")
+    chunk = [
+        Delivery(
+            f"ä{n},%s", hash=f"{n:032}", sequence=n, fields=fields, raw=raw, version="1", source="s", origin_id="o",
+            parent_id=("p" if raw else None), route=("left", 'r"t,1') if n % 2 else (),
+        )
+        for n, (fields, raw) in enumerate(zip(FIELDS, texts, strict=True))
+    ]  # fmt: skip
+    assert sql.write(chunk) == [OK] * len(chunk)
+    if mode == "append":
+        assert sql.write([delete("gone", 99)]) == [OK]
+    sql.close()
+    with mock.patch.object(Layout, "stored", side_effect=AssertionError):
+        found = {each.id: each for each in sql.inventory(CONTEXT)}
+    assert all(each.intact is True for each in found.values())
+    assert len(found) == len(chunk) + (mode == "append")
+    assert [found[each.id].route for each in chunk] == [each.route for each in chunk]
+    assert {each.id for each in sql.inventory(CONTEXT, set(found)) if each.intact} == set(found)
+
+
+def test_the_server_prints_json_as_it_is_hashed(database: Database) -> None:
+    """Numbers have no exponent and no negative zero, shorter keys come first."""
+    for text in ('{"b":[1e400,-0,0e7,1.50e1,-0.00],"aa":{"c":1,"bb":2},"a":"\\u00e9\\/"}', "[]", '"x"', "null", "-0.0"):
+        assert printed_json(text.encode()).decode() == database.query("SELECT %s::jsonb::text", text)[0][0]
+
+
+EDITS = {
+    "parent_id": "''",
+    "origin_id": "origin_id || ' '",
+    "source": "'others'",
+    "version": "'2'",
+    "sequence": "sequence + 1",
+    "route": "'[\"up\"]'",
+    "text": "text || ' '",
+    "fields": "fields || '{\"n\": 1.00}'",
+    "title": "'other'",
+    "content_hash": "content_hash || '0'",
+}
+"""Column -> what somebody writes over it."""
+
+
+@pytest.mark.rule("verify.types")
+def test_an_edit_of_any_column_is_found_in_its_row(database: Database) -> None:
+    """Also a text that moves from a column into the next one; the row beside it is as it was."""
+    sql = opened(Sql(database.url, columns={"title": "title"}))
+    ids = [*EDITS, "moved", "untouched"]
+    fields = {"title": "Henry", "n": 1.0}
+    assert sql.write([delivery(id, n, "a whale", fields) for n, id in enumerate(ids, 1)]) == [OK] * len(ids)
+    sql.close()
+    for column, value in EDITS.items():
+        database.query(f"UPDATE documents SET {column} = {value} WHERE id = %s", column)
+    database.query("UPDATE documents SET source = source || left(version, 1), version = substr(version, 2)"
+                   "WHERE id = 'moved'")  # fmt: skip
+    assert {each.id for each in sql.inventory(CONTEXT) if each.intact is not True} == {*EDITS, "moved"}
+    database.query("UPDATE documents SET content_hash = NULL")
+    assert {each.intact for each in sql.inventory(CONTEXT)} == {None}
+
+
+def test_rows_with_the_hash_of_an_older_version_are_intact(database: Database) -> None:
+    """Tables that it filled are not reported as changed; an edit is."""
+    sql = opened(Sql(database.url))
+    assert sql.write([delivery(id, n, "text", {"b": 1.0, "aa": 2}) for n, id in enumerate("abc", 1)]) == [OK] * 3
+    sql.close()
+    names = "id, parent_id, origin_id, source, version, sequence, delivery_hash"
+    for row in database.query(f"SELECT {names} FROM documents"):
+        old = content_hash(*row, "[]", "upsert", "text", b'{"aa":2,"b":1}')
+        database.query("UPDATE documents SET content_hash = %s WHERE id = %s", old, row[0])
+    assert [each.intact for each in sql.inventory(CONTEXT)] == [True] * 3
+    database.query("UPDATE documents SET text = 'other' WHERE id = 'b'")
+    assert {each.id for each in sql.inventory(CONTEXT) if not each.intact} == {"b"}

@@ -227,12 +227,15 @@ def test_what_cannot_be_proved_like_this_is_refused(tmp_path: Path) -> None:
 def test_the_report_is_a_page_of_its_own() -> None:
     result = ProofResult("<plan>", 7, documents={"docs": 3})
     result.violations.append(("driver@wave.logged:1@0", "index: 1 lost, such as <b>"))
+    result.unproved.append("what it loses, `verify <plan>` finds")
     result.tallies["driver", "wave.logged"].effects = 1
 
     page = as_html(result, "ferryman prove --fault")
 
     assert "&lt;plan&gt;" in page
     assert "<b>" not in page
+    assert "<code>verify &lt;plan&gt;</code>" in page
+    assert "`" not in page
     assert "BROKEN: 1 violation" in page
     assert "http" not in page.replace("http-equiv", "")
     assert "$" not in page

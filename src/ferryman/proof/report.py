@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from string import Template
@@ -148,7 +149,7 @@ def as_html(result: ProofResult, replay: str) -> str:
             f"<tr>{_cells((name, result.guarantees.get(name, ''), _TWINS.get(kind, kind)))}</tr>"
             for name, kind in result.twins.items()
         ),
-        notes="".join(f"<li>{html.escape(each)}</li>" for each in notes(result, replay)) or "<li>Nothing.</li>",
+        notes="".join(f"<li>{_with_code(each)}</li>" for each in notes(result, replay)) or "<li>Nothing.</li>",
         places=plural(len(result.tallies), "kind of fault at one place", "kinds of faults at their places"),
         place_headings=_cells(("fault", "place", *HEADINGS[2:]), "th"),
         place_rows="".join(
@@ -156,6 +157,11 @@ def as_html(result: ProofResult, replay: str) -> str:
             for (kind, place), tally in result.tallies.items()
         ),
     )
+
+
+def _with_code(text: str) -> str:
+    """Return a text as HTML; what is between backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def _cells(values: Sequence[object], tag: str = "td") -> str:

@@ -642,13 +642,15 @@ def _hashed_rows(
     """Yield the rows of a table. The server compares them with their hashes; only those that differ are fetched as a
     whole, for ``Layout.stored`` to tell what that means."""
     intact = _is_intact(layout, types, connection.info.server_version)
-    key = quoted(layout.key)
-    query = f"SELECT {key}, id, delivery_hash, source, version, route::text, {intact} FROM {quoted_table(layout.table)}"
+    query = f"SELECT id, delivery_hash, source, version, route::text, {intact} FROM {quoted_table(layout.table)}"
+    key = 1 if layout.appends else 0
     for rows in _fetched(connection, query):
-        if kept := [row[1:6] for row in rows if row[6]]:
-            yield intact_columns(*zip(*kept, strict=True))
-        if others := [row[0] for row in rows if not row[6]]:
+        if others := [row[key] for row in rows if not row[5]]:
             yield from _rows(connection, layout, types, layout.key, others)
+            rows = [row for row in rows if row[5]]
+        if rows:
+            *columns, _ = zip(*rows, strict=True)
+            yield intact_columns(*columns)
 
 
 def _rows(
