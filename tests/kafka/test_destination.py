@@ -395,6 +395,14 @@ def test_without_transactions(topics: Topics) -> None:
     assert topics.cluster.topic(marks_name(where)) is None
 
 
+def test_replicas_without_brokers(topics: Topics) -> None:
+    """Brokers that another topic has replicas at are away, and come back; others an operator has to start."""
+    with pytest.raises(Unavailable, match=r"a broker is away: .*only 1 broker"):
+        topics.cluster.create_topic("never", 1, 2, {}, as_another=True)
+    with pytest.raises(Misconfigured, match=r"only 1 broker"):
+        topics.cluster.create_topic("never", 1, 2, {})
+
+
 def test_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole destination is unavailable, within the call's time; no secret is in the message."""
     monkeypatch.setattr("ferryman.net.kafka.REQUEST_S", 2.0)

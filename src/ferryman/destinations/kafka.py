@@ -540,7 +540,7 @@ class _Marks:
         """
         topic = self._cluster.topic(self.name)
         if topic is None:
-            self._cluster.create_topic(self.name, lanes, replicas, _MARKS_SETTINGS)
+            self._cluster.create_topic(self.name, lanes, replicas, _MARKS_SETTINGS, as_another=True)
             topic = self._cluster.topic(self.name)
             assert topic is not None, f"{self.name} is gone"
         policy = self._cluster.settings_of(self.name).get("cleanup.policy")

@@ -322,8 +322,14 @@ class Cluster:
             [asked] = self.admin().describe_configs([resource], request_timeout=REQUEST_S).values()
             return {name: each.value for name, each in asked.result().items()}
 
-    def create_topic(self, name: str, partitions: int, replicas: int, settings: Mapping[str, str]) -> None:
-        """Create a topic, and wait until it can be asked for; one that is there stays as it is."""
+    def create_topic(
+        self, name: str, partitions: int, replicas: int, settings: Mapping[str, str], *, as_another: bool = False
+    ) -> None:
+        """Create a topic, and wait until it can be asked for; one that is there stays as it is.
+
+        Args:
+            as_another: another topic has so many replicas: if there are too few brokers for them, some are away.
+        """
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import NewTopic
 
@@ -332,7 +338,12 @@ class Cluster:
             try:
                 self.admin().create_topics([wanted], request_timeout=REQUEST_S)[name].result()
             except KafkaException as e:
-                if e.args[0].name() != "TOPIC_ALREADY_EXISTS":
+                error = e.args[0]
+                if as_another and error.name() == "INVALID_REPLICATION_FACTOR":
+                    raise Unavailable(
+                        f"topic {name} cannot be made at {self.servers}: a broker is away: {error.str()}"
+                    ) from e
+                if error.name() != "TOPIC_ALREADY_EXISTS":
                     raise
         self.await_so(lambda: bool((topic := self.topic(name)) and topic.partitions and topic.in_sync), f"topic {name}")
 
