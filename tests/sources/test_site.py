@@ -700,19 +700,14 @@ def test_a_login_in_the_place_of_a_page_that_is_tried_again(server: SiteServer) 
     server.put("/a", "<title>Log in</title><form>Who are you <input type=password></form>")
     server.put("/", status=302, headers={"location": "/a"})
     source = scans.source()
-    [partition] = source.partitions_of_ids([server.url + path for path in ("/", "/a", "/b")], scans.marks)
-    home, a, b = source.listing(partition)
-    for listed in (home, a):
-        assert isinstance(listed, Listed)
-        with pytest.raises(TransientError, match="asks for a password is in its place"):
-            source.read(listed)
-    assert isinstance(b, Listed)
-    assert isinstance(source.read(b), Fetched)
-    [partition] = source.partitions_after(scans.marks)
-    unchanged = {each.id: each for each in source.listing(partition) if isinstance(each, Listed)}
-    assert isinstance(source.read(unchanged[b.id]), Fetched)
-    with pytest.raises(TransientError, match="asks for a password is in its place"):
-        source.read(unchanged[a.id])
+    [waiting] = source.partitions_of_ids([server.url + path for path in ("/", "/a", "/b")], scans.marks)
+    [all_pages] = source.partitions_after(scans.marks)
+    for partition in (waiting, all_pages):
+        listed = {each.id: each for each in source.listing(partition) if isinstance(each, Listed)}
+        for path in ("/", "/a"):
+            with pytest.raises(TransientError, match="asks for a password is in its place"):
+                source.read(listed[server.url + path])
+        assert isinstance(source.read(listed[server.url + "/b"]), Fetched)
 
 
 @pytest.mark.parametrize(

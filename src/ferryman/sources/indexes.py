@@ -468,7 +468,8 @@ def _named_by(expressions: str, names: Collection[str]) -> set[str]:
     minus are left out."""
     named: set[str] = set()
     for expression in expressions.split(","):
-        found = {name for name in names if fnmatchcase(name, expression.removeprefix("-"))}
+        pattern = expression.removeprefix("-").replace("[", "[[]")  # only * means something there
+        found = {name for name in names if fnmatchcase(name, pattern)}
         named = named - found if expression.startswith("-") else named | found
     return named
 

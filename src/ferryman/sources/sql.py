@@ -404,8 +404,10 @@ def _is_just_now(value: Any) -> bool:
         return abs(of_zone_s) <= _MOST_ZONE_S and abs(apart_s - of_zone_s) < window_s
     if isinstance(value, dt.date):
         return abs((now.date() - value).days) <= 1
-    if isinstance(value, int | float | Decimal) and 0 < value < _MOST_NUMBER:
-        return any(abs(float(value) / unit - now.timestamp()) < window_s for unit in (1, 1e3, 1e6, 1e9))
+    if isinstance(value, Decimal):
+        value = float(value) if value.is_finite() else 0
+    if isinstance(value, int | float) and 0 < value < _MOST_NUMBER:
+        return any(abs(value / unit - now.timestamp()) < window_s for unit in (1, 1e3, 1e6, 1e9))
     return False
 
 
