@@ -17,7 +17,7 @@ from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.staging import Stager, WalkOutcome
 from ferryman.engine.transform.walk import Walk, Walking, WalkSink
 from ferryman.errors import BadDocument, unless_interrupt
-from ferryman.plan import Plan, StepNode, find_source
+from ferryman.plan import Plan, StepNode, find_source, read_once_sources
 from ferryman.sources import Fetched, Listed, Log, Source, Unchanged
 from ferryman.storage.parquet import BatchGroups, column_values
 
@@ -49,6 +49,7 @@ class DocumentReader:
     ) -> None:
         self._name = split.source
         self._provenance = plan.provenance
+        self._counted_once = split.source in read_once_sources(plan.nodes)
         self._source: Source = find_source(plan.nodes, split.source).source
         self._contents = StagedContents()
         self._health = health
@@ -77,6 +78,8 @@ class DocumentReader:
         self, block: Block, i: int, fields: bytes | None, raw: bytes | None
     ) -> tuple[RowAction, Walking | None]:
         """Read row ``i``; return how it is processed, and its walk or None."""
+        if block.reasons[i] == Reason.RETRY and not self._counted_once and self._has_lost_failure(block, i):
+            block.reasons[i] = Reason.FORCED
         reason = block.reasons[i]
         if reason == Reason.DELETED or block.deletes(i):
             return RowAction.DELETE, None
@@ -132,6 +135,12 @@ class DocumentReader:
         failures = block.failures_to_retry(i)
         action = RowAction.WALK if failures is None else RowAction.RETRY
         return action, self.walk.walk_unread(doc, fault, failures)
+
+    def _has_lost_failure(self, block: Block, i: int) -> bool:
+        """Return whether the plan has changed so that it does not lead to a failure of row ``i`` any more: then the
+        document is processed as a new revision, or what is missing of it would be lost."""
+        known = block.known(i)
+        return known is not None and not all(self.walk.leads_to(f) for f in known.failures if f.open)
 
     def _waits_for_nodes(self, block: Block, i: int) -> bool:
         """Return whether everything to be retried waits for unavailable nodes, so that the document need not be

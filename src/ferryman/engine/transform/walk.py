@@ -297,8 +297,27 @@ class Walk:
     def retry(self, doc: Document, failures: Sequence[FailedMember]) -> Walking:
         """Repeat the walk of a document, but only on paths to deliveries that are still missing."""
         open_failures = self._begin_retry(doc.id, failures)
-        yield from self._replay(doc, self.source, PlanPath(), open_failures)
+        yield from self._replay(doc, self.source, PlanPath(), [f for f in open_failures if self.leads_to(f)])
+        for failure in open_failures:
+            if not self.leads_to(failure):
+                self._end_lost(failure)
         self._supersede(open_failures)
+
+    def leads_to(self, failure: FailedMember) -> bool:
+        """Return whether the plan, which may have changed, still leads to this failure, and from there to all that is
+        missing because of it."""
+        choices = dict(choice.partition("=")[::2] for choice in failure.branches.split("/"))
+        node: CompiledNode | None = self.source
+        route = ""
+        while node is not None and (node.name, route) != (failure.node, failure.route):
+            if node.router is None:
+                node = node.next
+            elif node.router.copies:
+                branch = failure.route[len(route) :].lstrip("/").partition("/")[0]
+                route, node = join_routes(route, branch), node.branches.get(branch)
+            else:
+                node = node.branches.get(choices.get(node.name, ""))
+        return node is not None and {o.end for o in failure.owed if o.open}.issubset(node.ends_from(route))
 
     def walk_unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> Walking:
         """Record a document that could not be read as failed; ``failures``: in a retry, the earlier failures of the
@@ -763,6 +782,19 @@ class Walk:
             self._unreported.difference_update((member.id, o.end) for o in open_owed)
             self.new_failures.append(
                 MemberFailure(failure.member, member, failure.node, failure.route, failure.branches, open_owed, fault)
+            )
+
+    def _end_lost(self, failure: FailedMember) -> None:
+        """Record that a failure to which the plan does not lead any more is final, except at destinations that are
+        gone."""
+        member = self._member_stub(failure.member)
+        owed = [o for o in failure.owed if o.open and o.destination in self._nodes]
+        if owed:
+            self._unreported.difference_update((member.id, o.end) for o in owed)
+            why = f"{failure.node}, at which it had failed, is not there in the plan any more: put it back, and retry"
+            fault = NodeError(ErrorKind.PERMANENT, failure.node, why)
+            self.new_failures.append(
+                MemberFailure(failure.member, member, failure.node, failure.route, failure.branches, owed, fault)
             )
 
     def _supersede(self, failures: list[FailedMember]) -> None:
