@@ -155,8 +155,11 @@ def test_an_id_with_half_a_character_is_looked_for_as_it_is_stored(
     arguments = [str(plan), "--state", str(place / "state")]
     assert start(["history", *arguments, "caf\udce9.txt"]) == 0
     assert start(["deliveries", *arguments, "--family", "caf\udce9.txt"]) == 0
+    assert start(["retry", *arguments, "--force", "--doc", "caf\udce9.txt", "--why", "\udce9"]) == 0
+    assert start(["retry", *arguments, "--force", "--doc", "caf\udce8.txt"]) == 0
     said = capsys.readouterr().out
     assert said.count("delivered") + said.count("INDEXED") >= 2
+    assert "1 due now" in said.partition("Nothing matches")[0]
     assert start(["history", *arguments, "caf\udce8.txt"]) != 0
     said = capsys.readouterr().err
     assert "there is no such document" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import sysconfig
 from pathlib import Path
@@ -108,6 +109,17 @@ def test_preparing_changes_nothing_that_is_there(tmp_path: Path, capsys: pytest.
     assert plan.read_text() == "mine"
     assert (tmp_path / "broken" / "empty.txt").read_text() == "mine"
     assert "has been changed" in capsys.readouterr().err
+
+
+def test_commands_to_try_next_name_a_folder_with_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    """One of them removes the folder, and would remove others if a shell read its name as several."""
+    start.print_next_steps(Path("my notes"))
+    start.print_site_steps(Path("my notes"), "https://docs.example.org/")
+
+    printed = [line for line in capsys.readouterr().out.splitlines() if "my notes" in line]
+    assert len(printed) >= 8
+    words = [word for line in printed for word in shlex.split(line, comments=True)]
+    assert not {"my", "notes"} & {part for word in words for part in word.rstrip(";").split("/")}
 
 
 def test_preparing_refuses_a_file(tmp_path: Path) -> None:

@@ -124,6 +124,9 @@ def test_history_has_pages(ferryman: Callable[..., Any], plan_path: Path) -> Non
     assert "earlier events" not in last.out + last.err
     beyond = ferryman("history", plan_path, "part.csv", "--limit", "2", "--page", "3")
     assert (beyond.code, beyond.err) == (2, "error: part.csv: page 3 is empty: it has 3 events.\n")
+    for command in (("history", plan_path, "part.csv", "--limit"), ("deliveries", plan_path, "--limit")):
+        assert ferryman(*command, "9" * 20).code == 0, "a number that no query takes"
+    assert "page 2147483647 is empty" in ferryman("history", plan_path, "part.csv", "--page", "9" * 20).err
 
 
 def test_history_of_a_file_of_rows(ferryman: Callable[..., Any], plan_path: Path) -> None:

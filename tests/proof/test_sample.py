@@ -12,7 +12,7 @@ from ferryman import Document, Plan
 from ferryman.destinations import Null
 from ferryman.errors import BadDocument, UsageError
 from ferryman.proof.faults import Effects
-from ferryman.proof.sample import SampleSource, draw_sample
+from ferryman.proof.sample import SampleLog, SampleSource, draw_sample
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Files, Memory, Queue
 from ferryman.sources.base import Listed, Source
@@ -107,3 +107,24 @@ def test_a_queue_is_sampled_by_its_messages(tmp_path: Path) -> None:
     drawn = draw_sample(plan_of(Queue("in", tmp_path)), 20, 0)["docs"]
 
     assert len(drawn.entries) == 20
+
+
+def test_what_a_step_changes_inside_a_field_stays_out_of_the_sample(tmp_path: Path) -> None:
+    """A document that is read again after an error would come with the changes of the first attempt, which the proof
+    would report as another content."""
+    DurableQueue("in", tmp_path).append([{"tags": ["a"]}])
+    of_queue, of_list = Queue("in", tmp_path), Memory([Document("d", tags=["a"])])
+    [entries] = draw_sample(plan_of(of_queue), 1, 0).values()
+    [drawn] = draw_sample(plan_of(of_list), 1, 0).values()
+    log = SampleLog(entries, 1, of_queue)
+    source = SampleSource(drawn.documents, True, of_list, Effects.none())
+    [piece] = log.pieces(log.begin(), log.end(), 1)
+
+    read: list[list[str]] = []
+    for _ in range(2):
+        [entry] = log.read_piece(piece)
+        for document in (entry.document, log.read(Listed(entry.document.id, 0)), source.read(Listed("d", 0))):
+            read.append([*document["tags"]])
+            document["tags"].append("seen")
+
+    assert read == [["a"]] * 6

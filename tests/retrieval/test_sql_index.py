@@ -27,11 +27,12 @@ def encode(texts, role):
 def rights(doc):
     doc["acl"] = [doc.id.partition("/")[0], "all"]
     doc["year"] = len(doc.id)
+    doc["isbn"] = "97801414395180000001" if doc.id.startswith("b/") else "1"
     return doc
 
 plan = Plan("handbook", version=1)
 chunks = plan.source("pages", Files("pages")).step("rights", rights)
-chunks = chunks.step("split", steps.split_text(key="content", copy=["acl", "year"]))
+chunks = chunks.step("split", steps.split_text(key="content", copy=["acl", "isbn", "year"]))
 chunks.step("embed", steps.embed_text(model=encode, dimensions=3), batch=8).destination(
     "index", Sql("sqlite:///index.db", full_text=["text"], vectors={"vector": 3}))
 """
@@ -92,6 +93,8 @@ def test_filters_of_the_command_are_values_of_any_type(plan: Path) -> None:
     assert asked(plan, "room", "--filter", "acl=b", "--filter", "year=1") == []
     assert asked(plan, "room", "--filter", "acl=' OR '1'='1") == []
     assert asked(plan, "room", "--filter", "a'b\"c$.[0]=x") == []
+    assert {hit["id"][0] for hit in asked(plan, "room", "--filter", "isbn=97801414395180000001")} == {"b"}
+    assert asked(plan, "room", "--filter", "isbn=1e300") == []
 
 
 def test_a_filter_may_hold_any_text(plan: Path) -> None:

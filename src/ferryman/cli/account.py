@@ -22,6 +22,7 @@ from ferryman.cli.options import (
     StatusFilter,
     Verbose,
     argument,
+    bounded,
     drop_unset,
     has_run,
     load_with_state,
@@ -88,6 +89,7 @@ Limit = Annotated[
         "N",
         f"At most this many. Default: {LIMIT} on a terminal, {PIPE_LIMIT} in a pipe, with --json all.",
         min=1,
+        callback=bounded,
     ),
 ]
 
@@ -297,7 +299,10 @@ def history(
     plan: FlowSpec,
     document: Annotated[str, argument("DOC", "Id of a document.")],
     limit: Limit = None,
-    page: Annotated[int, typer.Option("--page", metavar="N", min=1, help="1: the newest events; 2: those before.")] = 1,
+    page: Annotated[
+        int,
+        typer.Option("--page", metavar="N", min=1, callback=bounded, help="1: the newest events; 2: those before."),
+    ] = 1,
     state: StateDir = None,
     json: Json = False,
     verbose: Verbose = False,

@@ -61,6 +61,14 @@ def argument(metavar: str, help: str, **settings: Any) -> Any:  # noqa: A002 - t
     return typer.Argument(metavar=metavar, show_default=False, help=help, **settings)
 
 
+_LARGEST = 2**31 - 1
+
+
+def bounded(number: int | None) -> int | None:
+    """Return an option's number, or the largest one that queries can add to and multiply: nothing has more rows."""
+    return None if number is None else min(number, _LARGEST)
+
+
 PlanSpec = Annotated[
     str, argument("PLAN", "plan.py, plan.py:name (one of several), or package.module:name.", callback=_note_plan)
 ]

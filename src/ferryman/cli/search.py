@@ -124,6 +124,8 @@ def parse_filters(texts: list[str] | None) -> dict[str, list[Any]] | None:
 
 
 def _values_of(text: str) -> list[str | float | bool]:
+    from ferryman.destinations.vectors import is_comparable
+
     values: list[str | float | bool] = [text]
     if text in ("true", "false"):
         values.append(text == "true")
@@ -132,7 +134,7 @@ def _values_of(text: str) -> list[str | float | bool]:
             number = kind(text)
         except ValueError:
             continue
-        if abs(number) < float("inf"):
+        if is_comparable(number):
             values.append(number)
         break
     return values

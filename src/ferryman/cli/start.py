@@ -158,7 +158,7 @@ def demo(
         print_questions(directory)
     else:
         _print_searches(directory / "index.db")
-        _print_next_steps(directory)
+        print_next_steps(directory)
     raise typer.Exit(code)
 
 
@@ -218,10 +218,15 @@ def _print_results(summary: Summary, root: StatePath, plan: Plan, seconds: float
     return 0 if as_expected and summary.exit in (0, 3) else summary.exit
 
 
+def _quoted(path: Path | str) -> str:
+    """Return a path as a shell takes it."""
+    return shlex.quote(str(path))
+
+
 def _print_searches(index: Path) -> None:
     for text in SEARCHES:
         print_line()
-        print_line(f"$ {program_name()} search {index} '{text}' --limit {HITS_SHOWN}")
+        print_line(f"$ {program_name()} search {_quoted(index)} '{text}' --limit {HITS_SHOWN}")
         print_hits(find_hits(str(index), text, limit=HITS_SHOWN))
 
 
@@ -231,7 +236,9 @@ def print_questions(directory: Path) -> None:
     for text in QUESTIONS:
         for options in ([], ["--plan", plan, "--embed", "embed"]):
             print_line()
-            print_line(f"$ {program_name()} search {index} {shlex.join([text, *options])} --limit {HITS_SHOWN}")
+            print_line(
+                f"$ {program_name()} search {_quoted(index)} {shlex.join([text, *options])} --limit {HITS_SHOWN}"
+            )
             if options:
                 print_hits(find_hits_by_meaning(index, text, plan, "embed", HITS_SHOWN))
             else:
@@ -240,9 +247,9 @@ def print_questions(directory: Path) -> None:
                     print_line("(nothing)")
     print_line()
     print_line("Try next:")
-    by_meaning = f"--plan {plan} --embed embed"
-    print_line(f"  {program_name()} search {index} 'your question' {by_meaning}")
-    print_line(f"  {program_name()} search {index} 'build a message' {by_meaning} --filter package=email")
+    by_meaning = f"--plan {_quoted(plan)} --embed embed"
+    print_line(f"  {program_name()} search {_quoted(index)} 'your question' {by_meaning}")
+    print_line(f"  {program_name()} search {_quoted(index)} 'build a message' {by_meaning} --filter package=email")
     print_line(f"  {next_command('status', plan, state=str(directory / 'state'))}")
 
 
@@ -250,22 +257,25 @@ def print_site_steps(directory: Path, site: str) -> None:
     """Print what can be done with an index of a site."""
     print_line()
     print_line("Try next:")
-    print_line(f"  {program_name()} search {directory / 'site.db'} 'your words'")
+    print_line(f"  {program_name()} search {_quoted(directory / 'site.db')} 'your words'")
     print_line(f"  {next_command('status', str(directory / 'site.py'), state=str(directory / 'state'))}")
-    dir_option = f" --dir {directory}" if directory != Path("ferryman-demo") else ""
+    dir_option = f" --dir {_quoted(directory)}" if directory != Path("ferryman-demo") else ""
     print_line(
         f"  {program_name()} demo --site {shlex.quote(site)}{dir_option}    # again: only what has changed is sent"
     )
 
 
-def _print_next_steps(directory: Path) -> None:
+def print_next_steps(directory: Path) -> None:
+    """Print what can be done with the demo's index."""
     file, state, index = str(directory / "plan.py"), str(directory / "state"), directory / "index.db"
-    dir_option = f" --dir {directory}" if directory != Path("ferryman-demo") else ""
+    dir_option = f" --dir {_quoted(directory)}" if directory != Path("ferryman-demo") else ""
     demo_again = f"{program_name()} demo{dir_option}"
     print_line()
     print_line("Try next:")
-    print_line(f"  {program_name()} search {index} 'your words'")
+    print_line(f"  {program_name()} search {_quoted(index)} 'your words'")
     print_line(f"  {next_command('status', file, state=state)}")
     print_line(f"  {next_command('history', file, 'broken/undecodable.txt', state=state)}")
     print_line(f"  {demo_again}    # again: nothing has changed")
-    print_line(f"  rm -r {directory}; {demo_again} & sleep 4; kill -9 $!; {demo_again}    # killed: nothing is lost")
+    print_line(
+        f"  rm -r {_quoted(directory)}; {demo_again} & sleep 4; kill -9 $!; {demo_again}    # killed: nothing is lost"
+    )

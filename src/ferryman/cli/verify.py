@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferryman.cli.options import DestinationFilter, Json, PlanSpec, StateDir, Verbose, Why, load_with_state, option
+from ferryman.cli.options import (
+    DestinationFilter,
+    Json,
+    PlanSpec,
+    StateDir,
+    Verbose,
+    Why,
+    bounded,
+    load_with_state,
+    option,
+)
 from ferryman.cli.terminal import next_command, print_json, print_line, print_note, print_table
 from ferryman.limits import format_count, plural
 
@@ -22,10 +32,13 @@ def verify(
     plan: PlanSpec,
     destination: DestinationFilter = None,
     sample: Annotated[
-        int | None, option("--sample", "N", "Compare N documents drawn at random, not all.", min=1)
+        int | None, option("--sample", "N", "Compare N documents drawn at random, not all.", min=1, callback=bounded)
     ] = None,
     since: Annotated[
-        int, typer.Option("--since", metavar="WAVE", min=0, help="Only documents delivered in this wave or later.")
+        int,
+        typer.Option(
+            "--since", metavar="WAVE", min=0, callback=bounded, help="Only documents delivered in this wave or later."
+        ),
     ] = 0,
     repair: Annotated[
         bool, typer.Option("--repair", help="Make what is missing or was changed due again; the next run sends it.")

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from ferryman.document import Document
+from ferryman.document import Document, copy_value
 from ferryman.engine.transform.reader import read_listed
 from ferryman.errors import BadDocument, Unavailable, UsageError
 from ferryman.limits import MIB
@@ -178,7 +178,7 @@ def _entries(log: Log, count: int) -> Iterator[Document | Entry]:
 
 
 class SampleSource(Source):
-    """Lists a sample in place of a plan's own source.
+    """Lists a sample in place of a plan's own source. Steps get copies, as a source makes each document anew.
 
     Args:
         drawn: documents of a version.
@@ -213,12 +213,12 @@ class SampleSource(Source):
             elif self._reads:
                 yield Listed(id, each.bytes)
             else:
-                yield Document.of(id, dict(each.fields), each.raw)
+                yield Document.of(id, copy_value(each.fields), each.raw)
 
     def read(self, listed: Listed) -> Document:
         """Return the content of a document."""
         each = self._drawn[listed.id]
-        return Document.of(each.id, dict(each.fields), each.raw)
+        return Document.of(each.id, copy_value(each.fields), each.raw)
 
 
 class SampleLog(Log):
@@ -248,7 +248,7 @@ class SampleLog(Log):
         for place in range(piece.start, piece.end):
             each = self._entries[place]
             document = self._documents[place]
-            copied = Document.of(document.id, dict(document.fields), document.raw)
+            copied = Document.of(document.id, copy_value(document.fields), document.raw)
             if isinstance(each, Entry):
                 yield each._replace(place=place, document=copied)
             else:
@@ -257,7 +257,7 @@ class SampleLog(Log):
     def read(self, listed: Listed) -> Document:
         """Return a single entry."""
         document = next(each for each in self._documents if each.id == listed.id)
-        return Document.of(document.id, dict(document.fields), document.raw)
+        return Document.of(document.id, copy_value(document.fields), document.raw)
 
 
 def bytes_of(sample: Sample) -> int:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ferryman import crash
+from ferryman.document import storable_texts
 from ferryman.records.rows import Status
 from ferryman.state.state import State
 from ferryman.storage import files
@@ -162,6 +163,7 @@ class Command(msgspec.Struct, frozen=True):
 def queue_command(folder: StatePath, command: Command) -> str:
     """Queue a command durably in a state's folder of commands; return the name of its file."""
     name = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
+    command = msgspec.structs.replace(command, **(storable_texts(msgspec.structs.asdict(command)) or {}))
     files.publish(folder / name, files.seal(command))
     crash.point("command.queued")
     return name
