@@ -61,7 +61,7 @@ def count_kept(run: Run) -> int:
     return len(found)
 
 
-@pytest.mark.rule("run.memory")
+@pytest.mark.rule("size.run")
 @pytest.mark.parametrize("source", [Rows(rows), Entries()], ids=["listed", "log"])
 def test_a_run_keeps_nothing_of_documents_and_waves(
     source: Rows | Log, place: Path, monkeypatch: pytest.MonkeyPatch

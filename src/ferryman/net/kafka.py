@@ -35,8 +35,8 @@ SILENCE_S: Final = 30.0
 """Time without any message of a range that is there, after which reading it is given up."""
 
 _READ_AHEAD: Final = 10_000
-"""Messages that the client fetches ahead, some 300 bytes each beside their content. It would be 100 000, also to look at
-a few of them."""
+"""Messages that a consumer fetches ahead, some 300 bytes each beside their content. By itself it takes 100 000, also to
+look at a few of them."""
 
 FETCHED_MESSAGES: Final = 2000
 """Messages that are taken from the client's queue at once."""
