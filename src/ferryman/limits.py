@@ -212,8 +212,8 @@ DEATHS: Final = 3
 """How often a task's worker may die in isolation mode too (killed from outside, with its child) before the run ends."""
 
 COMPARED_PENDING_ROWS: Final = 4_000_000
-"""Pending rows of a destination that are compared at once to find those of one document: 40 bytes each, a few times
-over."""
+"""Pending rows of a destination that are compared at once to find those of one document: 8 bytes each, twice, and 50
+bytes, a few times over, of each row whose document has several."""
 
 SAME_ERROR_CHUNKS: Final = 5
 SAME_ERROR_ROWS: Final = 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,20 @@ def test_the_lowest_sequence_of_each_document_goes_first(tmp_path: Path, share_r
     first, held = compared(tmp_path, files, share_rows)
     assert first == {100, 102, 103}
     assert held == {201, 202, 300, 301}
+
+
+def test_rows_of_documents_that_have_no_other_take_little_memory(tmp_path: Path) -> None:
+    """Of these, only a hash is in memory."""
+    count = 100_000
+    files = written(tmp_path, {n * count: [(f"{n}/{i}", "", 1, 0) for i in range(count)] for n in range(2)})
+    send_orders(files, count, tmp_path)  # loads what it needs
+    tracemalloc.start()
+    try:
+        assert send_orders(files, 2 * count, tmp_path) == {}
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 20 * 2 * count
 
 
 def test_it_agrees_with_the_rule_told_row_by_row(tmp_path: Path) -> None:

@@ -386,25 +386,49 @@ def send_orders(
     orders_by_key: dict[int, list[SendOrder]] = {}
     with connect(spill) as db:
         for share in range(shares):
-            columns = list(zip(*_read_pending(db, files, share, shares), strict=True))
-            if columns:
+            documents = _of_several_rows(_pending_documents(db, files, share, shares))
+            if len(documents):
+                columns = zip(*_read_pending(db, files, documents), strict=True)
                 for key, order in _compare(_PendingRows(*map(np.concatenate, columns))):
                     orders_by_key.setdefault(key, []).append(order)
     return {key: SendOrder(*map(np.concatenate, zip(*orders, strict=True))) for key, orders in orders_by_key.items()}
 
 
-def _read_pending(
+def _pending_documents(
     db: duckdb.DuckDBPyConnection, files: Mapping[int, Path], share: int, shares: int
+) -> Iterator[Numbers]:
+    """Yield, for each file, the hashes of its pending rows' documents that are in this share."""
+    for path in files.values():
+        db.register("rows", read_part(path, ["source", "document", "due", "key_hash"]))
+        found = db.execute(f"""
+            SELECT hash(source, document) AS document FROM rows
+            WHERE due IS NOT NULL AND key_hash IS NULL AND hash(source, document) % {shares} = {share}
+        """)
+        yield np.asarray(found.fetchnumpy()["document"])
+
+
+def _of_several_rows(documents: Iterable[Numbers]) -> Numbers:
+    """Return the hashes that are there more than once, sorted: mostly none, so that no more of any row is read."""
+    hashes = np.concatenate([np.zeros(0, np.uint64), *documents])
+    hashes.sort()
+    return np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+
+
+def _read_pending(
+    db: duckdb.DuckDBPyConnection, files: Mapping[int, Path], documents: Numbers
 ) -> Iterator[_PendingRows]:
+    """Yield, for each file, its pending rows of these documents, sorted hashes."""
     for key, path in files.items():
         table = read_part(path, ["row", "source", "document", "route", "revision", "due", "key_hash"])
         db.register("rows", table.set_column(0, "row", table["row"].cast(pa.int64())))
-        columns = db.execute(f"""
+        columns = db.execute("""
             SELECT "row", hash(source, document) AS document, hash(route) AS route, revision FROM rows
-            WHERE due IS NOT NULL AND key_hash IS NULL AND hash(source, document) % {shares} = {share}
+            WHERE due IS NOT NULL AND key_hash IS NULL
         """).fetchnumpy()
         row, document, route, revision = (np.asarray(columns[c]) for c in ("row", "document", "route", "revision"))
-        yield _PendingRows(np.full(len(row), key), row, document, route, revision, row + key)
+        rows = _PendingRows(np.full(len(row), key), row, document, route, revision, row + key)
+        at = np.searchsorted(documents, document)
+        yield rows.take(np.flatnonzero(documents[np.minimum(at, len(documents) - 1)] == document))
 
 
 def _compare(rows: _PendingRows) -> Iterator[tuple[int, SendOrder]]:
