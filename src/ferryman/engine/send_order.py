@@ -43,7 +43,7 @@ class HeldKeys:
         self.ended_holds = ended_holds
         self._from: dict[_Key, int] = {}
         self._not_due: dict[_Key, int] = {}
-        """Those of exports that are not due, which every attempt of the pass finds."""
+        """Revisions of exports that are not due, which every attempt of the pass finds."""
 
     def __bool__(self) -> bool:
         return bool(self._from)
