@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import threading
 import time
@@ -210,6 +211,20 @@ def test_a_step_may_not_call_a_service_unless_it_is_allowed(tmp_path: Path) -> N
         result = prove_small(tmp_path, step=ask, fault="drops@memory:1@0", allow_steps=["step"])
         assert result.exit == 0
         assert len(connections) >= result.calls["step"] > 0
+
+
+class Noisy:
+    """Prints when it is loaded, as modules that a plan imports may."""
+
+    def __reduce__(self) -> Any:
+        return print, ("loading the model",)
+
+
+def test_what_a_plan_prints_while_it_is_loaded_is_not_an_answer(tmp_path: Path) -> None:
+    setup = tmp_path / "setup.pickle"
+    setup.write_bytes(pickle.dumps(Noisy()))
+    with Processes(setup) as processes:
+        assert processes.wake_orphans() == 0
 
 
 def test_what_cannot_be_proved_like_this_is_refused(tmp_path: Path) -> None:

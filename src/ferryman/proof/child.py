@@ -278,7 +278,12 @@ def observe(twin: TwinPlan, folder: Path) -> Observation:
 
 def serve(setup_file: str, jobs: IO[bytes]) -> None:
     """Fork a process for each job, and print how it has ended: an exit code, minus a signal, or ``TIMEOUT``."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # modules of the plan may print while they are loaded
     setup: Setup = pickle.loads(Path(setup_file).read_bytes())
+    sys.stdout.flush()
+    os.dup2(answers, 1)
+    os.close(answers)
     importlib.import_module("pyarrow.dataset")  # else each process that reads a table loads it
     importlib.import_module("sqlalchemy.dialects.sqlite")
     gc.freeze()  # else each process copies what it looks for garbage in
