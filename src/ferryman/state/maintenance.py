@@ -413,7 +413,8 @@ def _order_of_events(file: RowGroups, group: int) -> Rows:
     if (same := file.single_values(group)) is not None:
         return np.full(file.size(group), same[0] * 4 + same[1], np.int64)
     events = file.group(group)
-    return numbers_of(events["wave"]) * 4 + numbers_of(events["ordinal"])
+    order: Rows = numbers_of(events["wave"]) * 4 + numbers_of(events["ordinal"])
+    return order
 
 
 def _take_rows(table: pa.Table, rows: Rows) -> pa.Table:
