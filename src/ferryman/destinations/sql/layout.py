@@ -353,8 +353,8 @@ class Layout:
         assert self._printed_json is not None
         route = "[]" if names[-1] == "[]" else self._printed_json(names[-1].encode()).decode()
         own = (operation,) if self.appends else ()
-        texts = [None if each is None else str(each) for each in (*names[:-1], route, *own, text)]
-        return printed_hash([*texts, *numbers], self._printed_json(fields) if fields else b"")
+        texts = (*names[:5], str(names[5]), names[6], route, *own, text, *numbers)
+        return printed_hash(texts, self._printed_json(fields) if fields else b"")
 
     def columns_to_read(self, there: Collection[str]) -> tuple[str, ...]:
         """Return the columns that can be read: all, or without ``content_hash`` of a table that is older than it.
@@ -509,13 +509,13 @@ class Layout:
         return f"{name} {self.documents.columns[name].type.compile(connection.dialect)}".rstrip()
 
 
-def printed_hash(texts: Iterable[str | bytes | None], json: bytes) -> str:
+def printed_hash(texts: Sequence[str | bytes | None], json: bytes) -> str:
     """Return a hash over these texts and JSON as the database prints it, which the database can compute, too: the first
     half of the SHA-256 of the numbers of bytes of the texts, each followed by a comma, and of all of them; without a
     number for NULL."""
-    values = [None if each is None else each if isinstance(each, bytes) else each.encode() for each in texts]
-    sizes = b"".join([b"," if each is None else b"%d," % len(each) for each in values])
-    return sha256(b"".join([sizes, *filter(None, values), json])).hexdigest()[:HASH_DIGITS]
+    values = [each.encode() if isinstance(each, str) else each for each in texts]
+    sizes = "%s," * len(values) % tuple(["" if each is None else len(each) for each in values])
+    return sha256(b"".join([sizes.encode(), *filter(None, values), json])).hexdigest()[:HASH_DIGITS]
 
 
 def intact_columns(
