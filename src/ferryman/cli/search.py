@@ -124,8 +124,6 @@ def parse_filters(texts: list[str] | None) -> dict[str, list[Any]] | None:
 
 
 def _values_of(text: str) -> list[str | float | bool]:
-    from ferryman.destinations.vectors import is_comparable
-
     values: list[str | float | bool] = [text]
     if text in ("true", "false"):
         values.append(text == "true")
@@ -134,7 +132,7 @@ def _values_of(text: str) -> list[str | float | bool]:
             number = kind(text)
         except ValueError:
             continue
-        if is_comparable(number):
+        if abs(number) < 2.0**63:  # no store compares larger ones
             values.append(number)
         break
     return values

@@ -553,7 +553,7 @@ def read_filter(where: Where | None) -> dict[str, tuple[Scalar, ...]]:
         if not values:
             raise UsageError(f"the filter on {safe_repr(name)} has no value: nothing could fit it.")
         for each in values:
-            if not is_comparable(each):
+            if not _is_comparable(each):
                 raise UsageError(
                     f"the filter on {safe_repr(name)} has the value {safe_repr(each)}: give text, a number, True or "
                     "False, or a list of these."
@@ -562,15 +562,14 @@ def read_filter(where: Where | None) -> dict[str, tuple[Scalar, ...]]:
     return read
 
 
-def is_comparable(value: object) -> bool:
-    """Return whether a filter may ask for this value: stores have integers of 64 bit."""
+def _is_comparable(value: object) -> bool:
     if isinstance(value, str):
         return is_text(value)
     return isinstance(value, int | float) and abs(value) < _LARGEST
 
 
 _LARGEST: Final = 2.0**63
-"""Size from which no number is compared."""
+"""Size from which no number is compared: stores have integers of 64 bit."""
 
 
 def fits(fields: Mapping[str, Any], wanted: Filter) -> bool:
