@@ -487,6 +487,17 @@ def test_a_verification_may_be_killed(place: Path, point: str) -> None:
     assert done.stdout.split() == ["0", "42"], done.stderr
 
 
+@pytest.mark.parametrize(("sent", "has_deleted"), [(5, False), (6, True)])
+def test_a_repair_that_is_killed_has_written_before_it_deletes(place: Path, sent: int, has_deleted: bool) -> None:
+    """So that there is never less than before it."""
+    killed = run_program("tests.support.verified_story", place, point=f"deliver.sent:{sent}")
+    assert killed.returncode == -signal.SIGKILL, killed
+    with closing(sqlite3.connect(place / "out.db")) as db:
+        there = {id for (id,) in db.execute("SELECT id FROM documents")}
+    assert there >= {"d3", "d4#a", "d5", "d5#a", "d5#b"}
+    assert there.isdisjoint({"gone", "gone#a", "gone#b"}) == has_deleted
+
+
 @pytest.mark.rule("verify.types")
 def test_numbers_in_columns_of_every_precision() -> None:
     """A column prints a number with its own precision; numpy and SQLite are the oracles. Anything else is a change."""

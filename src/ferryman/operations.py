@@ -13,7 +13,7 @@ from ferryman.account.queries import cache_differs, last_entries
 from ferryman.destinations.base import Destination, DestinationContext
 from ferryman.engine import driver
 from ferryman.engine.at_most_once import open_once_wave
-from ferryman.engine.commands import apply
+from ferryman.engine.commands import apply, must_wait
 from ferryman.engine.deliver.sending import context_of
 from ferryman.engine.flow import FlowRun, take_plans
 from ferryman.engine.migration import migrate
@@ -779,7 +779,7 @@ def submit_command(plan: Plan, state: str | StatePath | None, command: Command) 
         with State.take(root, plan) as held:
             if held.wave > held.settled or open_once_wave(held) is not None:
                 return Retried(None, queued=True)  # the next run recovers first
-            counts = {c.file: apply(held, c) for c in queued_commands(held)}
-            return Retried(counts.get(name, 0), queued=False)
+            counts = {c.file: apply(held, c) for c in queued_commands(held) if not must_wait(held, c)}
+            return Retried(counts.get(name, len(command.extra)), queued=False)
     except StateHeld:
         return Retried(None, queued=True)

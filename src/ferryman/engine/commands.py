@@ -21,8 +21,9 @@ from ferryman.account.queries import open_view, retry_read
 from ferryman.account.relations import Filter
 from ferryman.destinations.base import Guarantee
 from ferryman.engine.commit import commit_wave
+from ferryman.engine.pending_work import Hashes, pending_retries
 from ferryman.engine.settle import in_process, settle
-from ferryman.plan import DestinationNode, Plan, keyed_nodes, logs_read, read_once_sources
+from ferryman.plan import DestinationNode, Plan, keyed_nodes, logs_read, nodes_by_target, read_once_sources
 from ferryman.records.families import (
     FailedMember,
     MissingDelivery,
@@ -36,6 +37,7 @@ from ferryman.records.families import (
 from ferryman.records.keys import export_name
 from ferryman.records.rows import (
     COUNTING_COLUMNS,
+    DELETE,
     DOCUMENTS,
     EVENT_OF_ROW,
     EVENT_ORDER,
@@ -49,7 +51,7 @@ from ferryman.records.rows import (
 )
 from ferryman.state.commands import ADOPT, REPAIR, SKIP, Command, DocumentsEffect, ExtraRecord, OutboxEffect
 from ferryman.state.logs import LogPositions
-from ferryman.state.outbox import OutboxWriter, row_groups
+from ferryman.state.outbox import OutboxWriter, pending_rows, row_groups
 from ferryman.state.state import State
 from ferryman.storage import files
 from ferryman.storage.delta import DataFile
@@ -59,6 +61,32 @@ from ferryman.storage.query import connect, quote_list, register
 
 DocumentKey = tuple[str, str]
 """Source and document."""
+
+
+def must_wait(state: State, command: Command, unlisted: Hashes | None = None) -> bool:
+    """Return whether a command has to wait until what is missing has been sent: extra records are deleted after it, so
+    that a repair that is killed leaves no less than there was.
+
+    Args:
+        unlisted: documents that no source lists: what is due of them is not waited for.
+    """
+    if not command.extra:
+        return False
+    names = {each.destination for each in command.extra}
+    for nodes in nodes_by_target(state.plan.nodes).values():
+        beside = {node.name for node in nodes}
+        if names & beside and _has_pending_upserts(state, beside):
+            return True
+    return any(not each.unlisted for each in pending_retries(state, unlisted))
+
+
+def _has_pending_upserts(state: State, destinations: Collection[str]) -> bool:
+    for path, file in state.outbox.files.items():
+        if file.partition["destination"] in destinations and pending_rows(file):
+            rows = read_part(state.outbox.path(path), ["operation", "due"])
+            if pc.any(pc.and_(pc.is_valid(rows["due"]), pc.not_equal(rows["operation"], DELETE))).as_py():
+                return True
+    return False
 
 
 def apply(state: State, command: Command) -> int:

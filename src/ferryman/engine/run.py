@@ -54,7 +54,7 @@ from ferryman.notify import Reporter
 from ferryman.observe import WARNING, Forwarding, Observer, Silent
 from ferryman.records.rows import now_us
 from ferryman.state.activity import Activity, Trouble
-from ferryman.state.commands import ADOPT, OutboxEffect, queued_commands
+from ferryman.state.commands import ADOPT, Command, OutboxEffect, queued_commands
 from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.runs import RunRecorder
 from ferryman.state.state import State
@@ -253,7 +253,7 @@ class Run:
 
     def due_s(self) -> float | None:
         """Return the seconds until there is work that needs no scan; None: nothing is pending."""
-        return 0.0 if queued_commands(self._state) else self._pending.wait_s()
+        return 0.0 if self._commands_to_apply() else self._pending.wait_s()
 
     def recover(self) -> None:
         """Finish or discard what the last driver left, and report it in one message."""
@@ -451,10 +451,15 @@ class Run:
         """Return the number of pending deliveries."""
         return sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
 
+    def _commands_to_apply(self) -> list[Command]:
+        unlisted = self._pending.unlisted.hashes
+        queued = queued_commands(self._state)
+        return [command for command in queued if not commands.must_wait(self._state, command, unlisted)]
+
     def _take_commands(self) -> bool:
         """Apply queued commands and return whether they changed anything."""
         before = self._state.wave
-        for command in queued_commands(self._state):
+        for command in self._commands_to_apply():
             count = commands.apply(self._state, command)
             self._pending.unlisted.forget()
             self._logs.forget_attempts()
