@@ -178,7 +178,7 @@ def _entries(log: Log, count: int) -> Iterator[Document | Entry]:
 
 
 class SampleSource(Source):
-    """Lists a sample in place of a plan's own source. Steps get copies, as a source makes each document anew.
+    """Lists a sample in place of a plan's own source. Steps get copies, as a source makes a new document for each.
 
     Args:
         drawn: documents of a version.
