@@ -329,10 +329,10 @@ class BackgroundMirrors:
         """Return what went wrong since the last call."""
         return [text for each in self._workers for text in each.take_messages()]
 
-    def end(self, wait_s: float = limits.MIRROR_END_S) -> list[str]:
-        """End the threads: each may finish what it does if it gets on, for so many seconds at most; return messages
-        about mirrors that are behind."""
-        until = time.monotonic() + wait_s
+    def end(self, wait_s: float | None = None) -> list[str]:
+        """End the threads: each may finish what it does if it gets on, for so many seconds at most (None:
+        ``limits.MIRROR_END_S``); return messages about mirrors that are behind."""
+        until = time.monotonic() + (limits.MIRROR_END_S if wait_s is None else wait_s)
         for each in self._workers:
             each.end()
         for each in self._workers:
