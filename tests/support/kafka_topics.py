@@ -77,8 +77,10 @@ class Topics:
         asked.result()
 
     def producer(self, **settings: Any) -> Producer:
+        """Make a producer that keeps the order of messages also if a request is sent again."""
         ours = {key.replace("_", "."): value for key, value in settings.items()}
-        return Producer({"bootstrap.servers": self.url, "log_level": 0, "linger.ms": 0, **ours})
+        fixed = {"bootstrap.servers": self.url, "log_level": 0, "enable.idempotence": True}
+        return Producer({**fixed, "linger.ms": 0, **ours})
 
     def write(self, name: str, messages: Iterable[Any], partition: int = 0, key: Any = None, **more: Any) -> None:
         """Write values, or (key, value) pairs, in order."""
