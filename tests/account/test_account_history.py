@@ -157,6 +157,8 @@ def test_an_id_with_half_a_character_is_looked_for_as_it_is_stored(
     assert start(["deliveries", *arguments, "--family", "caf\udce9.txt"]) == 0
     assert start(["retry", *arguments, "--force", "--doc", "caf\udce9.txt", "--why", "\udce9"]) == 0
     assert start(["retry", *arguments, "--force", "--doc", "caf\udce8.txt"]) == 0
+    assert start(["retry", *arguments, "--destination", "typo"]) == 2
+    assert start(["preview", *arguments, "--doc", "caf\udce9.txt"]) == 0
     said = capsys.readouterr().out
     assert said.count("delivered") + said.count("INDEXED") >= 2
     assert "1 due now" in said.partition("Nothing matches")[0]

@@ -144,10 +144,10 @@ def deliveries(
     query = DeliveryQuery(filters, incomplete, by, limit, state, json, verbose)
     states = state_roots(loaded, state, plan_file(plan))
     if not isinstance(loaded, Flow):
-        _check_node_names(f"plan {loaded.name}", [loaded], destination=destination, source=source)
+        check_node_names(f"plan {loaded.name}", [loaded], destination=destination, source=source)
         _print_deliveries_of_plan(loaded, states[loaded.name][1], plan, query)
         return
-    _check_node_names(f"flow {loaded.name}", loaded.plans, destination=destination, source=source)
+    check_node_names(f"flow {loaded.name}", loaded.plans, destination=destination, source=source)
     nodes = {name for name in (destination, source) if name is not None}
     selected = {name: each for name, each in states.items() if nodes <= {n.name for n in each[0].nodes}}
     if json:
@@ -398,7 +398,7 @@ def _print_flow_history(flow: Flow, spec: str, document: str, of_page: EventPage
         of_page.note_earlier(found)
 
 
-def _check_node_names(owner: str, plans: Iterable[Plan], **filters: str | None) -> None:
+def check_node_names(owner: str, plans: Iterable[Plan], **filters: str | None) -> None:
     """Raise UsageError for a name that no plan has: it is a typo, not a filter that nothing passes."""
     names = {n.name for plan in plans for n in plan.nodes}
     for name_of_option, name in filters.items():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ferryman.cli.account import print_unread, relisting_advice
+from ferryman.cli.account import check_node_names, print_unread, relisting_advice
 from ferryman.cli.options import (
     DestinationFilter,
     DocumentFilter,
@@ -56,6 +56,7 @@ def retry(
     from ferryman.operations import retry
 
     loaded, root = load_with_state(plan, state)
+    check_node_names(f"plan {loaded.name}", [loaded], destination=destination, source=source)
     done = retry(
         loaded,
         state=root.parent,

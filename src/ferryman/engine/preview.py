@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from ferryman import limits
 from ferryman.account.queries import explain_query_errors, retry_read
+from ferryman.document import storable_id
 from ferryman.engine import driver, migration
 from ferryman.engine.bill import count_calls
 from ferryman.engine.breakers import BreakerRegistry, NodeBreakers
@@ -162,7 +163,8 @@ def preview(
     on_spark = SparkSettings.of(spark, master, conf)
     session = driver.open_runner(plan.key, [plan], on_spark, observer, start_early=True)
     with scratch_folder() as folder, session as runner:
-        return PreviewRun(plan, root, folder, runner, observer).run(limit, document)
+        wanted = None if document is None else storable_id(document)
+        return PreviewRun(plan, root, folder, runner, observer).run(limit, wanted)
 
 
 @contextlib.contextmanager
