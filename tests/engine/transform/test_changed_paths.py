@@ -68,3 +68,18 @@ def test_an_entry_that_a_keyed_node_counts_is_not_processed_again(place: Path) -
         retry(plan, state=world.state)
         assert run_plan(plan, world.state, wait=0, accept_changes=True).rejected == rejected
     assert world.states(plans[-1]) == {"a": 1}
+
+
+@pytest.mark.rule("retry.changed")
+def test_a_document_that_an_at_most_once_destination_has_is_not_processed_again(place: Path) -> None:
+    """It would get it twice: what failed is rejected, until the step is put back."""
+    world = PlanWorld.empty(place)
+    world.put("a")
+    for name, step, rejected in (("parse", away, 0), ("parse2", back, 1), ("parse", back, 0)):
+        plan, node = begin(None, world)
+        told = node.tee("told", world.out("told"), guarantee="at-most-once")
+        told.step(name, step).destination("out", world.out())
+        if world.root.exists():
+            retry(plan, state=world.state)
+        assert world.run(plan, wait=0, accept_changes=True).rejected == rejected
+    assert [*world.out("told").arrived()] == [*world.out().arrived()] == ["a"]

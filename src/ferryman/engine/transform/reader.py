@@ -9,6 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ferryman.destinations.base import Guarantee
 from ferryman.document import Document, content_version, current_caller, decode_fields, encode_fields
 from ferryman.engine.results import ErrorKind, NodeError, classify_error
 from ferryman.engine.tasks import LogSplit, Reason, TaskSplit, content_path
@@ -17,7 +18,7 @@ from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.staging import Stager, WalkOutcome
 from ferryman.engine.transform.walk import Walk, Walking, WalkSink
 from ferryman.errors import BadDocument, unless_interrupt
-from ferryman.plan import Plan, StepNode, find_source, read_once_sources
+from ferryman.plan import DestinationNode, Plan, StepNode, destinations_of_sources, find_source, read_once_sources
 from ferryman.sources import Fetched, Listed, Log, Source, Unchanged
 from ferryman.storage.parquet import BatchGroups, column_values
 
@@ -49,7 +50,7 @@ class DocumentReader:
     ) -> None:
         self._name = split.source
         self._provenance = plan.provenance
-        self._counted_once = split.source in read_once_sources(plan.nodes)
+        self._is_repeatable = _is_repeatable(plan, split.source)
         self._source: Source = find_source(plan.nodes, split.source).source
         self._contents = StagedContents()
         self._health = health
@@ -78,7 +79,7 @@ class DocumentReader:
         self, block: Block, i: int, fields: bytes | None, raw: bytes | None
     ) -> tuple[RowAction, Walking | None]:
         """Read row ``i``; return how it is processed, and its walk or None."""
-        if block.reasons[i] == Reason.RETRY and not self._counted_once and self._has_lost_failure(block, i):
+        if block.reasons[i] == Reason.RETRY and self._is_repeatable and self._has_lost_failure(block, i):
             block.reasons[i] = Reason.FORCED
         reason = block.reasons[i]
         if reason == Reason.DELETED or block.deletes(i):
@@ -309,3 +310,13 @@ def stage_row(
     else:
         stager.stage_fingerprint(i)
     return action is not RowAction.UPDATE_FINGERPRINT
+
+
+def _is_repeatable(plan: Plan, source: str) -> bool:
+    """Return whether a document of a source may be processed again as it is: no keyed node would count it twice, and no
+    at-most-once destination get it twice."""
+    if source in read_once_sources(plan.nodes):
+        return False
+    names = destinations_of_sources(plan.nodes).get(source, ())
+    guarantees = {n.policy.guarantee for n in plan.nodes if isinstance(n, DestinationNode) and n.name in names}
+    return Guarantee.AT_MOST_ONCE not in guarantees
