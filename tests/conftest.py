@@ -8,6 +8,7 @@ import functools
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -37,6 +38,10 @@ _MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 6 << 30:
     os.environ["TMPDIR"] = str(_MEMORY)
     tempfile.tempdir = None  # it is looked up again
+
+# Commands that were started with nohup go on when their terminal is closed; those of tests are not, whoever runs them.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # No test may depend on the machine's speed. In CI the same examples are drawn each time.
 gc.disable()  # until all tests are collected: it would look for garbage in what stays
