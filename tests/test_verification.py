@@ -487,10 +487,13 @@ def test_a_verification_may_be_killed(place: Path, point: str) -> None:
     assert done.stdout.split() == ["0", "42"], done.stderr
 
 
+@pytest.mark.parametrize("beside", [[], ["beside"]], ids=["alone", "beside a run"])
 @pytest.mark.parametrize(("sent", "has_deleted"), [(5, False), (6, True)])
-def test_a_repair_that_is_killed_has_written_before_it_deletes(place: Path, sent: int, has_deleted: bool) -> None:
+def test_a_repair_that_is_killed_has_written_before_it_deletes(
+    place: Path, sent: int, has_deleted: bool, beside: list[str]
+) -> None:
     """So that there is never less than before it."""
-    killed = run_program("tests.support.verified_story", place, point=f"deliver.sent:{sent}")
+    killed = run_program("tests.support.verified_story", place, *beside, point=f"deliver.sent:{sent}")
     assert killed.returncode == -signal.SIGKILL, killed
     with closing(sqlite3.connect(place / "out.db")) as db:
         there = {id for (id,) in db.execute("SELECT id FROM documents")}

@@ -1,19 +1,21 @@
 """A program to kill: runs a plan, loses and changes rows once, verifies and repairs, runs again, and says what is left.
 
-Started again after a kill, it goes through the same steps. ``python -m tests.support.verified_story FOLDER``
+Started again after a kill, it goes through the same steps. ``python -m tests.support.verified_story FOLDER [beside]``:
+beside a run, which holds the state, so that the repair is queued.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from ferryman import Document
 from ferryman.destinations import Sql
 from ferryman.plan import Plan
 from ferryman.sources import Memory
+from ferryman.state.state import State
 from ferryman.verification import verify
 from tests.support.plan_world import run_plan
 
@@ -45,7 +47,7 @@ def damage(folder: Path) -> None:
         db.execute("INSERT INTO damaged VALUES (1)")
 
 
-def main(place: str) -> None:
+def main(place: str, beside: str = "") -> None:
     folder = Path(place)
     documents: list[dict[str, object]] = [{"id": f"d{n}", "raw": b"text %d" % n} for n in range(12)]
     if not (folder / "first").exists():
@@ -57,7 +59,9 @@ def main(place: str) -> None:
     plan = build(folder, documents)
     run_plan(plan, folder / "state", checked=False)
     damage(folder)
-    verify(plan, state=folder / "state", repair=True, delete_extra=True)
+    held = State.take(folder / "state" / plan.key, plan) if beside else nullcontext()
+    with held:
+        verify(plan, state=folder / "state", repair=True, delete_extra=True)
     run_plan(plan, folder / "state")
     with closing(sqlite3.connect(folder / "log.db")) as db:
         [(logged,)] = db.execute("SELECT count(*) FROM documents").fetchall()
@@ -65,4 +69,4 @@ def main(place: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

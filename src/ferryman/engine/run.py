@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
@@ -253,7 +253,7 @@ class Run:
 
     def due_s(self) -> float | None:
         """Return the seconds until there is work that needs no scan; None: nothing is pending."""
-        return 0.0 if self._commands_to_apply() else self._pending.wait_s()
+        return 0.0 if any(True for _ in self._commands_to_apply()) else self._pending.wait_s()
 
     def recover(self) -> None:
         """Finish or discard what the last driver left, and report it in one message."""
@@ -451,10 +451,11 @@ class Run:
         """Return the number of pending deliveries."""
         return sum(debt.owed for debt in self._pending.step_debts()) + self._pending.row_count()
 
-    def _commands_to_apply(self) -> list[Command]:
-        unlisted = self._pending.unlisted.hashes
-        queued = queued_commands(self._state)
-        return [command for command in queued if not commands.must_wait(self._state, command, unlisted)]
+    def _commands_to_apply(self) -> Iterator[Command]:
+        """Yield the queued commands that need not wait; each is asked about once those before it were applied."""
+        for command in queued_commands(self._state):
+            if not commands.must_wait(self._state, command, self._pending.unlisted.hashes):
+                yield command
 
     def _take_commands(self) -> bool:
         """Apply queued commands and return whether they changed anything."""
